@@ -18,7 +18,7 @@ from autotune.compiler.hlo import Product
 from autotune.compiler.program import Collective, CompiledProgram, Op, OpKind, changes
 from autotune.compiler.screen import Fields, Screener
 from autotune.compiler.targets import Network, Target, Topology
-from autotune.model.errors import LaunchError, StudyFileError
+from autotune.model.errors import StudyFileError
 from autotune.model.files import packaged_table, packaged_text
 from autotune.model.flags import FlagSet
 from autotune.model.options import Options, options_in
@@ -53,17 +53,12 @@ class Prediction:
 
 
 def predict_step(program: CompiledProgram, target: Target, topology: Topology) -> Prediction:
-    """Predicts the step time of a program; LaunchError for one that launches nothing."""
+    """Predicts the step time of a GPU program, which launches something (`read_program`)."""
     simulation = _Simulation(target, topology)
     simulation.run(program.schedule, MAIN)
     sums = simulation.sums
     busy_s = sums["compute"] + sums["exposed"]
     step_s = max([busy_s, *simulation.clock.values()])
-    if step_s <= 0:
-        raise LaunchError(
-            f"a predicted step must take some time but program {program.fingerprint} launches "
-            "nothing; delete the folder `screen` of the user's cache, and compile it again"
-        )
     peak = target.flops_per_s["bf16"] * topology.device_count
     return Prediction(
         step_s=step_s,

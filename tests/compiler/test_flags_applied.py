@@ -14,11 +14,10 @@ from autotune.child.fingerprint import HLO
 from autotune.compiler import compile_worker
 from autotune.compiler.compile_worker import CompileJob, require_applied
 from autotune.compiler.compiler import Cache, Compiler
-from autotune.compiler.predict import predict_step
 from autotune.compiler.program import SCHEMA_VERSION, CompiledProgram, CompileResult
 from autotune.compiler.schedule import read_program
 from autotune.compiler.screen import CPU_CANARIES, GPU_CANARIES, Screener
-from autotune.compiler.targets import Topology, load_target, parse_topology
+from autotune.compiler.targets import Topology
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind
@@ -142,12 +141,6 @@ def test_empty_text_or_thunks_are_an_error_no_program(tmp_path: Path, hlo: str, 
     (tmp_path / HLO).write_text(hlo, encoding="utf-8")
     with pytest.raises(LaunchError, match=f"holds no .*{lacks}"):
         read_program(tmp_path, FOUND, Topology(1, 1), is_gpu=is_gpu)
-
-
-def test_a_step_that_takes_no_time_is_an_error() -> None:
-    program = CompiledProgram(fingerprint="7", versions={}, device_count=1, memory=None)
-    with pytest.raises(LaunchError, match="must take some time"):
-        predict_step(program, load_target("h100-sxm"), parse_topology("1x8"))
 
 
 def test_failures_of_the_machine_and_results_of_another_version_are_not_believed(tmp_path: Path) -> None:
