@@ -174,11 +174,6 @@ class Setting(Entry):
             return self.name[:3]
         return "env" if self.name.isupper() else "layout"
 
-    def default_in(self, version: str) -> str | None:
-        """Default on this jaxlib; None if the catalogue gives none."""
-        fitting = [v for v in self.defaults if not older(version, v)]
-        return self.defaults[max(fitting, key=release_of)] if fitting else None
-
 
 class Source(Entry):
     """Source of a fact; `docs/ask_builds.py` read it at `commit`, if it did."""

@@ -218,7 +218,7 @@ class KnownSettings:
         entry = self.catalog.get(name) or Setting(name=name, stage=Stage.RUNTIME)
         flag = self.build.flags.get(name)
         option = self.build.jax_options.get(name)
-        default = entry.default_in(self.build.jaxlib)
+        default = entry.defaults.get("")  # a flag's is the build's own
         if flag:
             default = flag.default if entry.tri_state else flag.effective_default
         elif name == "jax_platforms":

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from google.protobuf.descriptor_pb2 import DescriptorProto, FieldDescriptorProto
-from google.protobuf.message import DecodeError
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from autotune.child.packages import CUDA_PLUGINS
@@ -133,12 +132,7 @@ def read_debug_options(library: Path) -> tuple[tuple[FlagInfo, ...], frozenset[s
             )
         length = sum((byte & 0x7F) << 7 * i for i, byte in enumerate(head["length"]))
         text = data[head.end("length") : head.end("length") + length]
-    try:
-        message = DescriptorProto.FromString(text)
-    except DecodeError as error:
-        raise LaunchError(
-            f"{library} must hold the descriptor of xla.DebugOptions but it is torn: {error}"
-        ) from error
+    message = DescriptorProto.FromString(text)
     enums = {enum.name: tuple(value.name for value in enum.value) for enum in message.enum_type}
     flags = []
     for option in message.field:
