@@ -111,7 +111,7 @@ def prepare(job: Message) -> tuple[Lower, Message]:
     if not job["lowers_first"]:
         return lower, facts
     lowered = lower()
-    facts["is_touched"] = xla_bridge.backends_are_initialized()  # type: ignore[no-untyped-call]
+    facts["is_touched"] = xla_bridge.backends_are_initialized()
     if facts["is_touched"]:
         return lower, facts
     # MLIR's thread pool does not survive a fork, where serializing this module would wait for it.
