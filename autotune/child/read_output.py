@@ -34,7 +34,7 @@ from autotune.child.guard import (
 )
 from autotune.child.output import PIECE, Follow, Lines, Output
 from autotune.child.processes import names_of, open_for_writing, xla_processes
-from autotune.child.steps import MATCH_LIMIT_S, StepReader, TooSlow, match_limit, plain
+from autotune.child.steps import MATCH_LIMIT_S, StepReader, TooSlow, match_limit, plain, read_table
 
 POLL_S = 0.1
 LOOK_EVERY_S = 0.5
@@ -412,22 +412,12 @@ FRAME = re.compile(
 """A line of a traceback, after what a launcher writes before each line."""
 
 _RAISED = re.compile(r"([A-Za-z_](?:[\w.]|<locals>)*)(?:: (.*))?")
+_CAUSED = re.compile(
+    "direct cause of|Exception (?:ignored|in thread)|Logging error|Error in atexit"
+)
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)? ")
 
-PEER_ENDED = re.compile(
-    r"Connection\w*Error|BrokenPipeError|KeyboardInterrupt|UNAVAILABLE: "
-    r"|[Hh]eartbeat|ncclRemoteError|unhealthy"
-    r"|[Cc]onnection (?:was )?(?:likely )?(?:reset|closed|refused|lost|timed out)|[Rr]emote "
-    r"process exited"
-    r"|[Bb]arrier timed out|PjRT_Client_Connect|initializing process "
-    r"group|Dist(?:Store|Network)Error"
-    r"|[Ss]ocket closed|[Nn]etwork is unreachable|[Nn]o route to host|[Nn]ame or service not known"
-    r"|in name resolution|Call to (?:connect|ibv_\w+) failed|Got completion (?:from peer|with "
-    r"error)"
-    r"|[Cc]oordination (?:service|agent)\b.*(?:error|fail|shut|lost|unreach)|connect to (?:the "
-    r")?coordinat"
-    r"|(?:leader|coordinator|remote|peer|[Aa]n?other)\b[^.]{0,40}\b(?:preempted|died|lost|disconnected|exited)"
-)
+PEER_ENDED = re.compile("|".join(read_table("failures.toml")["texts"]["peer"]))
 """What a process says of another one's end, of a lost coordinator, or of the network between."""
 
 FOLLOW_UP = re.compile(
@@ -449,15 +439,15 @@ class Raised(NamedTuple):
 def last_raised(lines: Output) -> Raised | None:
     """Finds the last exception of a traceback in the output, also behind ``[rank0]: ``.
 
-    Its direct cause, or XLA's error before it, counts in its place, and what another process's end
-    causes only if there is nothing else.
+    Its direct cause, or XLA's error before it, counts in its place, what another process's end
+    causes only if there is nothing else, and what Python ignores only if nothing came before.
     """
     text = [_STAMP.sub("", plain(line)) for line in lines]
     frames = {}
     exceptions: list[Raised] = []
     is_caused = False
     for i, line in enumerate(text):
-        if "direct cause of" in line:
+        if _CAUSED.search(line):
             is_caused = True
         if "another exception occurred" in line and exceptions:
             is_caused |= exceptions[-1].error_type in ("JaxRuntimeError", "XlaRuntimeError")
@@ -470,7 +460,8 @@ def last_raised(lines: Output) -> Raised | None:
             if raised is None or not line.startswith(prefix):
                 continue
             if not is_caused or not exceptions:
-                message = [raised[2] or "", *(x.removeprefix(prefix) for x in text[i + 1 : i + 4])]
+                further = [x for x in text[i + 1 : i + 4] if x.startswith(prefix)]
+                message = [raised[2] or "", *(x.removeprefix(prefix) for x in further)]
                 name = raised[1].rpartition(".")[2]
                 exceptions.append(Raised(name, "\n".join(message).strip(), at, i))
             del frames[prefix]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from autotune.child.output import Output
-from autotune.child.read_output import FOLLOW_UP, PEER_ENDED, last_exception, last_raised
+from autotune.child.read_output import FOLLOW_UP, last_exception, last_raised
 from autotune.child.steps import plain
 from autotune.model.files import packaged_table
 from autotune.model.measurement import Failure, FailureKind
@@ -21,11 +21,11 @@ NO_GPU = "JAX finds no GPU"
 Judgement = tuple[FailureKind, str]  # kind and message
 Lines = tuple[str, ...]
 _KNOWN = packaged_table("failures.toml")
+_KNOWN["lines"]["logged"] += _KNOWN["texts"]["cluster"] + _KNOWN["texts"]["node_lost"]
 _TEXTS = {
     name: re.compile("|".join(patterns), re.M)
     for name, patterns in {**_KNOWN["texts"], **_KNOWN["lines"]}.items()
 }
-_TEXTS["peer"] = PEER_ENDED
 _ERRORS = [_TEXTS[name] for name in ("fatal", "logged", "error")]
 _KINDS = [(FailureKind(kind), name) for kind, name in _KNOWN["kinds"]]
 _CPU_KINDS = [
@@ -219,7 +219,7 @@ def outside_in(lines: Output) -> FailureKind | None:
     ended = _ended_by_cluster(lines)
     if ended is not None:
         return ended[0]
-    if PEER_ENDED.search(reason_in(lines[-LAST_LINES:])):
+    if _TEXTS["peer"].search(reason_in(lines[-LAST_LINES:])):
         return FailureKind.LAUNCH
     return None
 
