@@ -56,16 +56,18 @@ _NO_TOTAL = r"/(?!\s?\d)"  # not behind a unit: 0.5s/12s is a time and its total
 
 _DURATION = rf"(?P<value>{_NUMBER})\s*(?P<unit>{_UNIT}(?![A-Za-z]|{_NO_TOTAL}))"
 # Durations of several steps: 100 train steps in 50.2 s, and 5.1s for 10 steps.
+_NO_MEAN = rf"^(?!.*(?i:mean|average|avg)\b[^,;|]*\d {_MANY_STEPS}).*?"
 _WINDOWS = (
-    rf"(?<![\w./])(?P<steps>\d+) {_MANY_STEPS}(?: in| took|:|=)?\s*{_DURATION}",
-    rf"(?<![\w.]){_DURATION}\s*(?:[(/]|for|over|in)\s*(?:the )?(?:last )?(?P<steps>\d+) "
+    rf"{_NO_MEAN}(?<![\w./])(?P<steps>\d+) {_MANY_STEPS}(?: in| took|:|=)?\s*{_DURATION}",
+    rf"{_NO_MEAN}(?<![\w.]){_DURATION}\s*(?:[(/]|for|over|in)\s*(?:the )?(?:last )?(?P<steps>\d+) "
     rf"{_MANY_STEPS}",
 )
 
 _MENTION = re.compile(
     rf"(?<![\w.,+-])(?<!\d:)(?<!\d[mhd] )(?<!\d [mhd] )"
     rf"(?P<number>{_NUMBER}|[-+]?(?i:nan|inf(?:inity)?))(?!\.?\d|:\d|-\d\d-\d)"
-    rf"(?:\s?(?P<unit>(?:{_TIME_OF_STEP}|{_STEPS_PER_S}|{_TOKENS_PER_S})(?!\s?[=:]|\s+\d+(?![\d/]))|{_UNIT}(?!\w|{_NO_TOTAL})))?"
+    rf"(?:\s?(?P<unit>(?:{_TIME_OF_STEP}|{_STEPS_PER_S}|{_TOKENS_PER_S})(?!\s?[=:]|\s+\d+(?![\d/]|\s?[A-Za-z]+/s))|{_UNIT}(?!\w|{_NO_TOTAL})))?"
+    rf"(?!\s?{_WHOLE}e?s\b|\s[A-Za-z]+/s(?:ec)?\b(?!\W{{0,3}}\d))"
     r"(?!\s?%|\s?(?:mins?|minutes?|hrs?|hours?|days?)\b|\s?[mhd]\s?\d[\d.]*\s?[ms]\b|(?:\w|/(?!\d))*[A-Za-z_])"
 )
 _BETWEEN = re.compile(r"(?:[\s\"'=:(\[]|\b(?:in|of|is)\b|\b(?:Array|tensor)\()*$")
@@ -109,6 +111,7 @@ _RANK = re.compile(
     r"(?:[a-z]+:)?\d+(?:/\d+)?(?!\.?\d)|^\s*\[?\d+\]?\s*:|^\[\d+,\d+\]<"
 )
 
+_OF_PART = r"(?i:\bmicro[-_ ]?(?:step|batch)?\b\W{0,3}\d|\baccum\w*\W{0,3}\d+\s?(?:/|of)\b)"
 _PART_OF = re.compile(r"\d+\s?(?:/|of)\s?\d+|(?i:micro|accum)[\w ]*\W{0,3}\d+")
 _FIRST_WORD = re.compile(r"^\W*([A-Za-z_]+)")
 _VALUE = re.compile(r"[=:][A-Za-z]\S*\s")
@@ -141,7 +144,7 @@ class _Mention(NamedTuple):
         name = set(self.words)
         is_mean = name & _WORDS["means"]
         is_time = name & _OF_TIME
-        if any(map(_OTHERS.fullmatch, name)):
+        if any(map(_OTHERS.fullmatch, name)) or self.words[-1:] == _LOSSES[:1]:
             return None
         if "/" in self.unit.replace("per", "/"):
             return MEAN if is_mean else 0
@@ -246,9 +249,8 @@ def recognise(lines: Output, *, at: Times = None) -> list[Recognised]:
     left out, because nobody says how many tokens a step has.
     """
     normalised = [normal(line) for line in lines]
-    trained = ["" if re.search(_EVALUATION, line) else line for line in normalised]
-    skips = [] if trained == normalised else [_EVALUATION]
-    fits = _fits(trained, at, skips) or _fits(normalised, at, [])
+    skips = [name for name in (_EVALUATION, _OF_PART) if _read_by(name, normalised)]
+    fits = _fits(normalised, at, skips) or _fits(normalised, at, [])
     if at is not None:  # a bar drawn at each step repeats counter and rate
         presets = [fit.rules.get("preset") for fit in fits if fit.by_clock]
         bars = [PRESETS[name]["pattern"] for name in presets if name]
@@ -269,6 +271,7 @@ def best_fit(lines: Output, at: Times = None) -> Recognised | None:
 def _fits(lines: Output, at: Times, skips: list[str]) -> list[Recognised]:
     """Returns all rules that fit lines; `skips` are expressions of lines that are left out."""
     fits = []
+    lines = ["" if any(re.search(name, line) for name in skips) else line for line in lines]
     for rank, rules in _candidates(lines):
         narrowed = _narrowed(rules, lines, skips)
         fit = _fit_of(narrowed, lines, at, rank) if narrowed else None
@@ -357,9 +360,9 @@ def _are_parts(lines: Output) -> bool:
     """Returns whether most lines are of parts of steps: counters repeat, as with ``micro 2/4``."""
     counted = [line for line in lines if step_of(line) is not None]
     part_count = sum(
-        step_of(a) == step_of(b) and _PART_OF.findall(a) != _PART_OF.findall(b)
+        _PART_OF.findall(a) != _PART_OF.findall(b)
         for a, b in itertools.pairwise(counted)
-        if not _RANK.search(a)
+        if (step_of(a) == step_of(b) or re.search(_OF_PART, a)) and not _RANK.search(a)
     )
     return 2 * part_count + 1 >= len(counted) > 1
 
@@ -442,13 +445,15 @@ def _fit_of(rules: Rules, lines: Output, at: Times, rank: int) -> Recognised | N
     typical_s = statistics.median(times)
     step_s = None if clock and at is None else typical_s
     agrees = None
-    in_bursts = False
-    if at is not None:
-        passed_s, in_bursts = _passed(came)
-        if passed_s and not (clock or in_bursts):
-            agrees = typical_s / passed_s
-            if agrees < AGREES[0] and came[0][1] is None:
-                agrees = None  # perhaps not every step has a line: there is no counter
+    passed_s, in_bursts, steps_apart = _passed(came)
+    if at is None:
+        in_bursts = False
+        if rank > 0 and steps_apart > 1 and "<steps>" not in rules.get("pattern", ""):
+            rank = MEAN  # perhaps that of all steps since the line before
+    elif passed_s and not (clock or in_bursts):
+        agrees = typical_s / passed_s
+        if agrees < AGREES[0] and came[0][1] is None:
+            agrees = None  # perhaps not every step has a line: there is no counter
     return Recognised(
         rules=rules,
         steps=len(times),
@@ -477,7 +482,7 @@ def _left_out(lines: Output, read: Output) -> Output:
 
 def _only_grow(times: Sequence[float]) -> bool:
     """Returns whether times grow as a total does, and not as the jitter of durations."""
-    if any(after < before for before, after in itertools.pairwise(times)):
+    if list(times) != sorted(times):
         return False
     is_doubled = len(times) >= 4 and times[-1] >= 2 * times[0]
     return is_doubled or len(set(times)) == len(times) >= 6
@@ -495,18 +500,23 @@ def _rank(fit: Recognised, step_count: int) -> tuple[Any, ...]:
     return fit.doubtful, vague, is_few, fit.name_rank, -quarters
 
 
-def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float, bool]:
-    """Returns the seconds of a step by times and counters of lines; whether most came at once."""
+def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float, bool, int]:
+    """Returns the seconds of a step by times and counters of lines; whether most came at once.
+
+    The last is the least number of steps from line to line.
+    """
     gaps_s = []
+    counts = []
     for (before_s, before), (after_s, after) in itertools.pairwise(came):
         count = 1 if before is None or after is None else after - before
         if count > 0:
             gaps_s.append((after_s - before_s) / count)
+            counts.append(count)
     if not gaps_s:
-        return 0.0, False
+        return 0.0, False, 1
     limit_s = AT_ONCE * statistics.fmean(gaps_s)
     short_count = sum(gap_s <= limit_s for gap_s in gaps_s)
-    return statistics.median(gaps_s), 2 * short_count > len(gaps_s)
+    return statistics.median(gaps_s), 2 * short_count > len(gaps_s), min(counts)
 
 
 # A progress bar.

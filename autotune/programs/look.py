@@ -421,7 +421,7 @@ def doubt_of(fit: Recognised | None) -> str:
             f"{fit.left_out[0].strip()[:100]}"
         )
     if fit.name_rank == MEAN:
-        return "only a mean of several steps is printed: print the duration of each"
+        return "the durations may be of several steps, or their mean: print that of each step"
     if fit.is_within(ALIKE):
         return ""
     return (

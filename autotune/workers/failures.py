@@ -72,16 +72,20 @@ def last_lines(log: Path) -> Lines:
     )
     before = lines[:-LAST_LINES]
     fatal = _lines_with("fatal", before)
-    errors = [line for line in _lines_with("logged", before) if line not in fatal]
+    errors = _lines_with("logged", before)
     steps = (i for i, line in enumerate(lines) if _TEXTS["progress"].search(line))
     since = before[max(steps, default=-1) + 1 :]
     raised = last_raised(since)
     if raised is not None:  # with one frame of its traceback
         reasons = [since[raised.frame], *since[raised.line : raised.line + 3]]
     else:
-        reasons = [line for line in since if line in errors][-REASONS:]
-    earlier = [line for line in (*errors[-REASONS:], *fatal[:REASONS]) if line not in reasons]
-    return (*earlier, *reasons, *lines[-LAST_LINES:][len(reasons) :])
+        reasons = _lines_with("logged", since)[-REASONS:]
+    earlier = dict.fromkeys((*errors[-REASONS:], *fatal[:REASONS]))
+    return (
+        *(line for line in earlier if line not in reasons),
+        *reasons,
+        *lines[-LAST_LINES:][len(reasons) :],
+    )
 
 
 def _lines_with(name: str, lines: Output) -> list[str]:
