@@ -417,13 +417,8 @@ _CAUSED = re.compile(
 )
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)? ")
 
-PEER_ENDED = re.compile("|".join(read_table("failures.toml")["texts"]["peer"]))
-"""What a process says of another one's end, of a lost coordinator, or of the network between."""
-
-FOLLOW_UP = re.compile(
-    r"^NoResult: "
-    rf"|ChildFailedError|CalledProcessError|BrokenProcessPool|SystemExit|{PEER_ENDED.pattern}"
-)
+_SAID = read_table("failures.toml")["texts"]
+FOLLOW_UP = re.compile("|".join(_SAID["reports"] + _SAID["peer"]))
 """Exceptions in a process that the end of another one causes."""
 
 

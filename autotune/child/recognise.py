@@ -144,7 +144,7 @@ class _Mention(NamedTuple):
         name = set(self.words)
         is_mean = name & _WORDS["means"]
         is_time = name & _OF_TIME
-        if any(map(_OTHERS.fullmatch, name)) or self.words[-1:] == _LOSSES[:1]:
+        if any(map(_OTHERS.fullmatch, name)) or "loss" in name:
             return None
         if "/" in self.unit.replace("per", "/"):
             return MEAN if is_mean else 0
@@ -480,9 +480,9 @@ def _left_out(lines: Output, read: Output) -> Output:
     ]
 
 
-def _only_grow(times: Sequence[float]) -> bool:
+def _only_grow(times: list[float]) -> bool:
     """Returns whether times grow as a total does, and not as the jitter of durations."""
-    if list(times) != sorted(times):
+    if times != sorted(times):
         return False
     is_doubled = len(times) >= 4 and times[-1] >= 2 * times[0]
     return is_doubled or len(set(times)) == len(times) >= 6
@@ -501,10 +501,7 @@ def _rank(fit: Recognised, step_count: int) -> tuple[Any, ...]:
 
 
 def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float, bool, int]:
-    """Returns the seconds of a step by times and counters of lines; whether most came at once.
-
-    The last is the least number of steps from line to line.
-    """
+    """Returns the seconds of a step, whether most lines came at once, the least steps between."""
     gaps_s = []
     counts = []
     for (before_s, before), (after_s, after) in itertools.pairwise(came):

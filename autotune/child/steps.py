@@ -37,9 +37,8 @@ _NUMBER = re.compile(
 _THOUSANDS = re.compile(
     r"(?<![\w.,])\d{1,3}(?:(?:,\d{3})+|(?:['\u2019_\u00a0\u202f]\d{3})+)(?:\.\d+)?(?![\d,]*\d|_)"
 )
-_POINT = re.compile(r"(?<=\d)\.(?=(?:\d{3}\.)*\d{3},\d)")  # between thousands, as in 1.234,5
 _DECIMAL = re.compile(
-    r"(?<![\w.,(\[])[-+]?(?:0,\d{3}|\d+,(?!\d{3}(?!\d))\d{2}|\d+,\d(?=\s?m?s\b))\d*(?!\d*[,.]\d)"
+    r"(?<![\w.,(\[])[-+]?(?:\d{1,3}\.(?=\d{3},))?(?:0,\d{3}|\d+,(?!\d{3}(?!\d))\d{2}|\d+,\d(?=\s?m?s\b))\d*(?!\d*[,.]\d)"
 )
 _COMMA = re.compile(r",(?! )")
 _ANSI = re.compile(
@@ -73,14 +72,13 @@ def split(text: str) -> tuple[float | None, str]:
 def undivided(line: str, *, is_decimal: bool) -> str:
     """Returns a line without separators of thousands; decimal commas become points."""
     if is_decimal:
-        return re.sub(r"(?<=\d),(?=\d)", ".", _POINT.sub("", line))
+        return re.sub(r"(?<=\d),(?=\d)", ".", re.sub(r"\.(?=\d{3},\d)", "", line))
     return _THOUSANDS.sub(lambda match: re.sub(r"[^\d.]", "", match[0]), line)
 
 
 def has_decimal_commas(line: str) -> bool:
     """Returns whether a comma in a line can only be a decimal one, as in 0,523."""
-    line = _POINT.sub("", line)
-    return _DECIMAL.search(line) is not None and re.search(r"\d\.\d", line) is None
+    return _DECIMAL.search(line) is not None and re.search(r"\d\.(?!\d{3},)\d", line) is None
 
 
 def factor(unit: str) -> tuple[str, float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 import signal
 from collections.abc import Sequence
@@ -93,8 +94,9 @@ def _lines_with(name: str, lines: Output) -> list[str]:
 
 
 def _without_frames(lines: Output) -> list[str]:
-    frames = [False, *(_TEXTS["frame"].search(line) is not None for line in lines)]
-    return [line for i, line in enumerate(lines) if not all(frames[i : i + 2])]
+    frame = _TEXTS["frame"].search
+    pairs = itertools.pairwise(["", *lines])
+    return [line for before, line in pairs if not (frame(before) and frame(line))]
 
 
 def classify_failure(
@@ -150,8 +152,7 @@ def _signal_of(exit_status: int, lines: Output) -> signal.Signals | None:
     signs = filter(None, map(_TEXTS["signal"].search, lines))
     names = [sign[sign.lastindex or 0] for sign in signs]
     signals = [_DEADLY[name] for name in names if name in _DEADLY]
-    others = [number for number in signals if number is not signal.SIGKILL]
-    return next(iter([*others, *signals]), None)
+    return min(signals, key=signal.SIGKILL.__eq__, default=None)  # another one says more
 
 
 def _judge(

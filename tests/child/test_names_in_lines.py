@@ -135,9 +135,21 @@ def test_the_loss_of_training_is_read_under_its_name(name: str) -> None:
     assert (found["losses"], found["loss"]) == (COUNT, pytest.approx(5.7))
 
 
-def test_thousands_stay_thousands() -> None:
-    found = saved([f"step {1000 + i:,} took 1,{200 + 3 * i % 7}.5 ms loss 2.5 on devices 0,1" for i in range(COUNT)])
-    assert found["step_s"] == pytest.approx(1.2035, rel=0.01)
+@pytest.mark.parametrize("line", LINES["thousands"])
+def test_thousands_stay_thousands(line: str) -> None:
+    found = saved([line.format(i=1000 + i, n=200 + 3 * i % 7) for i in range(COUNT)])
+    assert (found["step_s"], found["loss"]) == (pytest.approx(1.2035, rel=0.01), 2.5)
+
+
+def test_micro_steps_that_are_counted_by_themselves_are_no_steps() -> None:
+    lines = [f"iter {i} (accum {i % 2 + 1}/2) loss 2.5 time 0.25{i % 7}s" for i in range(2 * COUNT)]
+    assert recognise(lines)[0].step_s is None
+
+
+def test_a_truncated_step_and_one_in_minutes_are_named() -> None:
+    lines = [f"step {i} took {took_s:.3f}s loss 2.5" for i, took_s in enumerate(TOOK_S)]
+    assert doubt_of(recognise([*lines, "step 24 took 1m02s loss 2.5"])[0]).startswith("1 lines of steps")
+    assert doubt_of(recognise([*lines, "step 24 to"])[0]).startswith("1 lines of steps")
 
 
 @pytest.mark.parametrize("times", [0.5, 0.7, 0.84, 1.3])
