@@ -415,7 +415,11 @@ _RAISED = re.compile(r"([A-Za-z_](?:[\w.]|<locals>)*)(?:: (.*))?")
 _CAUSED = re.compile(
     "direct cause of|Exception (?:ignored|in thread)|Logging error|Error in atexit"
 )
-_STAMP = re.compile(r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)? ")
+# The time before a line, or a whole line of absl's log.
+_STAMP = re.compile(
+    r"^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[\d.,]*(?:Z|[+-]\d\d:?\d\d)? "
+    r"|^.*\b[IWEF](?:\d{4})? (?:[\d:.]+ +\d+ )?[\w./-]+:\d+\] .*"
+)
 
 _SAID = read_table("failures.toml")["texts"]
 FOLLOW_UP = re.compile("|".join(_SAID["reports"] + _SAID["peer"]))
