@@ -56,7 +56,7 @@ _NO_TOTAL = r"/(?!\s?\d)"  # not behind a unit: 0.5s/12s is a time and its total
 
 _DURATION = rf"(?P<value>{_NUMBER})\s*(?P<unit>{_UNIT}(?![A-Za-z]|{_NO_TOTAL}))"
 # Durations of several steps: 100 train steps in 50.2 s, and 5.1s for 10 steps.
-_NO_MEAN = rf"^(?!.*(?i:mean|average|avg)\b[^,;|]*\d {_MANY_STEPS}).*?"
+_NO_MEAN = rf"^(?!.*(?i:mean|average|avg)\b[^,;|]{{0,40}}\d {_MANY_STEPS}).*?"
 _WINDOWS = (
     rf"{_NO_MEAN}(?<![\w./])(?P<steps>\d+) {_MANY_STEPS}(?: in| took|:|=)?\s*{_DURATION}",
     rf"{_NO_MEAN}(?<![\w.]){_DURATION}\s*(?:[(/]|for|over|in)\s*(?:the )?(?:last )?(?P<steps>\d+) "
