@@ -52,6 +52,7 @@ def _parse_and_exit(text: str, write_end: int) -> None:
 def jax_options() -> dict[str, dict[str, Any]]:
     """Returns type, legal values if they are few, and value of every option of `jax.config`."""
     import jax
+    from jax._src import xla_bridge
 
     meta = getattr(jax.config, "meta", {})  # not documented: the options may stay unknown
     options = {}
@@ -62,6 +63,11 @@ def jax_options() -> dict[str, dict[str, Any]]:
             "values": [str(v) for v in details.get("enum_values") or ()],
             "default": None if value is None else str(value),
         }
+    xla_bridge.discover_pjrt_plugins()
+    backends = getattr(xla_bridge, "_backend_factories", None)  # not documented
+    if backends:  # no `gpu`, which stands for ROCm's backend as well
+        options["jax_platforms"]["values"] = sorted({"cuda", *backends})
+        options["jax_platform_name"]["values"] = ["", "gpu", "cuda", *backends]
     return options
 
 

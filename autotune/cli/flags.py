@@ -96,11 +96,9 @@ def check_flags(
     else:
         columns = ("setting", "verdict", "starts", "why, and what to do")
         print_table(columns, map(format_check, checks))
-        outcome = f"{len(checks)} settings, all would start"
+        outcome = f"{len(checks) - refused} of {len(checks)} would start"
         if not checks:
             outcome = "no setting was found"
-        elif refused:
-            outcome = f"{len(checks)} settings, {refused} would stop a process"
         print(f"{build.build}: {outcome}")
     if refused:
         raise typer.Exit(1)

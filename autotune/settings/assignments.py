@@ -44,24 +44,24 @@ _PREFIX = re.compile(
 )
 # NUL separates the words of a command: `set -x NAME VALUE`, `setenv NAME VALUE`, `%env NAME VALUE`.
 _SETS = re.compile(rf"(?s)[%!]*(?i:env|setenv|set)(?:\0-[^\0]*)*\0({_NAME.pattern})\0(.*)")
-_UNSETS = re.compile(r"env\0(?:-u\0?|--unset[=\0])(\w+)\0")
 _COMMAND_LINE = re.compile(r"""(?:--[\w-]+=)?["'][A-Z]\w*=(?:["']|\S+\s+[^-\s])""")
 _FLAG = re.compile(r"[-‐‑‒–—―−]{1,2}xla_")  # noqa: RUF001
 _FLAGS = re.compile(rf"[\s{COMPUTED}]*{_FLAG.pattern}")
 # A line of an env file, whose value ends with the line.
 _OF_A_FILE = re.compile(rf"\AXLA_FLAGS=[^\0]*(?:\0{_FLAG.pattern}[^\0]*)+")
-_LAUNCHES = re.compile(
-    r"(?:.*/)?(?:python[\d.]*|srun|torchrun|mpirun|mpiexec|jsrun|docker|podman|bash|sh|cat|tee|FROM)|\./.+"
+_PROGRAMS = r"(?:python[\d.]*|srun|torchrun|mpirun|mpiexec|jsrun)"
+_LAUNCH = re.compile(
+    r"(?s)(?:\w+=[^\0]*\0)*(?:(?:[^\0]*/)?(?:docker|podman|bash|sh|cat|tee|FROM)(?=\0|\Z)|\./|"
+    r"(?:(?:sudo|env|su|ssh|exec|time|nohup|numactl|nice|timeout|taskset|then|do|else)"
+    rf"\0(?:.*[\0 ;])?)?(?:[^\0 ]*/)?(?:{_PROGRAMS}|(?<=\0)(?:docker|podman))(?=[\0 ]|\Z))"
 )
-_STARTS_PROGRAM = re.compile(
-    r"(?m)^[ \t]*(?:exec |time |nohup )?(?:python[\d.]*|srun|torchrun|mpirun|mpiexec|jsrun) "
-)
+_STARTS_PROGRAM = re.compile(rf"(?m)^[ \t]*(?:exec |time |nohup )?{_PROGRAMS} ")
 _PLAIN = re.compile(
     r"""(?m)^[ \t]*([A-Z]\w*)\+?=(?:"[^"]*"|'[^']*'|[^\s;&|"'$`])*[ \t]*(?:[;#].*)?$"""
 )
 _OPENS = ("if", "case", "for", "while", "until", "{")
 _CLOSES = ("fi", "esac", "done", "}")
-_FENCED = re.compile(r"(?ms)^[ \t]*```[^\n]*\n(.*?)^[ \t]*```")
+_FENCED = re.compile(r"(?ms)^(?:[ \t]*```|@@)[^\n]*\n(.*?)(?:^[ \t]*```|(?=^@@)|\Z)")
 _MISSPELT = re.compile(r"(?!XLA_FLAGS$)(?=.*X)[XLA]{2,4}_*F[LAG]{2,4}S*")
 _SETTING = re.compile(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT|XLA_PJRT|JAX|jax|xla_[cg]pu)_")
 _OF_DOCKER = re.compile(r"(?m)^[ \t]*(?:CMD|ENTRYPOINT)[ \t]*\[.*\]")
@@ -81,15 +81,38 @@ _OF_PROTO = re.compile(r"(?m)^xla_(?!flags)\w+(?:: | \{)")
 _OF_PYTHON = re.compile(
     r"""(?m)^(?:(?![A-Z]+_[A-Z_]+ )\w+|\w+: [^=\n]+) \+?= [('"\[]|^\w+ = f?(?:\"{3}|'{3})"""
 )
+_OF_NOTEBOOK = r"(?m)^[ \t]*(?=[%!])(?:!(?=.*[;&|])|!(?!export ))?(.*)"  # an export keeps its !
 _REMARKS = re.compile(r"(?m)(?:^|(?<=[ \t]))//.*")  # of JSON
+_DIFF = re.compile(r"(?m)^@@ -\d|\A(?:[ -].*(?:\n|\Z)|\n)*\+(?:[ +-].*(?:\n|\Z)|\n)*\Z")
+_OLD = re.compile(r"(?m)^(?:\+\+\+ .*|[ +]|[^\n @].*)")
+_OF_SHELLS = {
+    r"(?m)^(?![ \t]*#)(.*)\\\n": r"\1",
+    r"(?m)^[ \t]*(?://|--) [^-\n].*|^[ \t]*(?:or|and) ": "",
+    r"(?m)^[ \t]*env ((?:(?:-u ?|--unset[= ])\w+ )+)": r"unset \1; env ",
+    r"""(?s)@(["'])\n(.*?)\n\1@""": r"\1\2\1",
+    r"(?im)^[ \t]*(?:UnsetEnvironment=|"
+    r"(?:unsetenv|set -\w*e|set --erase|export -n|Remove-Item)[ \t]+)(?:Env:)?(?=\w)": "unset ",
+    r"(?im)^[ \t]*\$env:(\w+)[ \t]*=[ \t]*\$null\b": r"unset \1",
+    r"(?im)^([ \t]*\$env:.*?)([\"'])[ \t]*\+[ \t]*\2": r"\1",
+    r"(?im)^[ \t]*\$env:(\w+)[ \t]*(\+?)=[ \t]*": r"\1\2=",
+    r"""(?im)^([ \t]*(?:set|%env|%set_env) [A-Z]\w*=)([^"'\n]+)$""": r'\1"\2"',
+    r"(?m)^[ \t]*set (-\w*)a(\w*) (\w+) ": r"set \1\2 \3 $\3 ",
+}
+"""What shells and PowerShell, csh, fish, cmd, systemd, notebooks write to what is read here."""
 _SETS_FLAGS = re.compile(r"(?:-\w+|--env|Environment|ENV)?[= ]?XLA_FLAGS\+?=")
 _PASSES_ON = {
     "srun": re.compile(r"(?<!\S)--export[= ](?!\S*ALL)(\S+)"),
-    "docker": re.compile(r"(?s)\A\S*(?:docker|podman) run (?!.*--env-file)(.*)"),
+    "docker": re.compile(r"(?s)(?<!\S)\S*(?:docker|podman) run (?!.*--env-file)(.*)"),
+    "sudo": re.compile(
+        r"(?s)(?<!\S)sudo (?!(?:\S+ )*?(?:-\w*E|--preserve-env) )(?:.*--preserve-env=(\S+))?"
+    ),
+    "cleared": re.compile(
+        r"(?<!\S)(?:env (?:-\S+ )*?(?:-\w*i|-|--ignore-environment)|su (?:-l?|--login)|ssh) ()"
+    ),
 }
 """Launchers that pass on only the variables that they name, by the reason of `UNREAD`."""
 UNREAD = {
-    "replaced": "a later assignment of the same variable replaces it, or `unset` removes it: "
+    "replaced": "another assignment of the same variable replaces it, or `unset` removes it: "
     "remove it",
     "outside": "it stands outside of the quotes, so it is no part of the value: write the whole "
     "value in quotes",
@@ -103,12 +126,23 @@ UNREAD = {
     "misspelt": "nobody reads this variable: write XLA_FLAGS",
     "srun": "srun --export without ALL passes on only what it names: write --export=ALL,...",
     "docker": "docker run passes on only what -e names: add -e NAME",
+    "sudo": "sudo passes on no variables: write sudo --preserve-env=NAME, or sudo NAME=VALUE",
+    "cleared": "`env -i`, `su -` and `ssh` pass on no variables: set it in what they start",
+    "own shell": "each line with ! has a shell of its own, which ends with it: write %env",
 }
 """Keys that replace a variable's name; each with why the program never reads it, and what to do."""
 _SCRIPT = re.compile(r"(?m)\bexport [A-Z]|\A#!|^#SBATCH")
+_LOST = {
+    "build": re.compile(r"(?:ARG|RUN)\0"),
+    "own shell": re.compile(r"!export\0"),
+    "not exported": re.compile(
+        r"set\0(?!(?:-[^\0]*\0)*-(?:\w*x|-export)\0)(?:-[^\0]*\0)*(?:XLA|NCCL|JAX|CUDA)_\w+\0"
+    ),
+}
+"""Commands of which no later program sees what they set, by the reason of `UNREAD`."""
 _STARTS = re.compile(
     r"jax\.(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index|random\.\w+)$"
-    r"|(?:jnp|jax\.numpy)\.(?:zeros|ones|full|array|asarray|arange|eye)$"
+    r"|(?:\w+\.)*PRNGKey$|(?:jnp|jax\.numpy)\.(?:zeros|ones|full|array|asarray|arange|eye)$"
 )
 """Calls that start JAX's backend."""
 _RUNS = ("system", "run", "Popen", "call", "check_call", "check_output")
@@ -124,6 +158,11 @@ def is_misspelt(variable: str) -> bool:
     return _MISSPELT.fullmatch(variable) is not None
 
 
+def after_changes(text: str) -> str:
+    """The text that a diff leads to, each line in its place; any other text as it is."""
+    return _OLD.sub("", text) if _DIFF.search(text) else text
+
+
 def read_assignments(text: str) -> list[Pair]:
     """Reads the variables that a text sets, in order, with XLA's flags under ``XLA_FLAGS``.
 
@@ -131,7 +170,7 @@ def read_assignments(text: str) -> list[Pair]:
     """
     reader = _Reader()
     with contextlib.suppress(RecursionError):
-        text = text.replace("\r\n", "\n")
+        text = after_changes(text.replace("\r\n", "\n"))
         reader.leave_out(text)
         reader.read(text)
     pairs = list(dict.fromkeys(assignment.pair for assignment in reader.assignments))
@@ -165,7 +204,7 @@ class _Assignment:
         return self.unread, f"{self.name}={self.value}"
 
 
-def _mark(assignments: Iterable[_Assignment], unread: str) -> None:
+def _mark(assignments: Iterable[_Assignment], unread: str = "") -> None:
     for assignment in assignments:
         assignment.unread = assignment.unread or unread
 
@@ -202,13 +241,13 @@ class _Reader:
         if blocks := _FENCED.findall(text):
             for block in [*blocks, _FENCED.sub("", text)]:
                 self._replaceable.clear()
-                self.read(textwrap.dedent(block))
+                self.read(textwrap.dedent(after_changes(block)))
         elif _OF_PROTO.search(text):
             for name, values in parse_text_proto(text).items():
                 value = ",".join(values).strip("'")
                 self._read_word(f"--{name}={value}")
         elif tree := _python(text):
-            self._shell("\n".join(re.findall(r"(?m)^[ \t]*[%!](.*)", text)))
+            self._shell("\n".join(re.findall(_OF_NOTEBOOK, text)))
             self._visit(tree)
         elif data := _data(text) or _data(_REMARKS.sub("", text)):
             self._branches += 1
@@ -249,7 +288,7 @@ class _Reader:
             unread = "misspelt"
         elif name in self._not_exported:
             unread = "not exported"
-        elif self._branches == 0:
+        else:
             self._unset(name)
         self._values[name] = value
         is_computed = unread == "misspelt" and value.startswith(COMPUTED)
@@ -262,20 +301,20 @@ class _Reader:
             self._replaceable.setdefault(name, []).append(assignment)
 
     def _unset(self, name: str) -> None:
-        self._values.pop(name, None)
-        _mark(self._replaceable.pop(name, []), "replaced")
+        if self._branches == 0:
+            self._values.pop(name, None)
+            _mark(self._replaceable.pop(name, []), "replaced")
 
     def _shell(self, text: str) -> None:
-        text = re.sub(r"(?m)^(?![ \t]*#)(.*)\\\n", r"\1", text)
+        for form, simple_form in _OF_SHELLS.items():
+            text = re.sub(form, simple_form, text)
         text = _OF_DOCKER.sub(lambda match: match[0].replace('","', '" "'), text)
-        text = _OF_MAKE.sub(_of_shell, re.sub(r"(?m)^[ \t]*(?://|--) [^-\n].*", "", text))
+        text = _OF_MAKE.sub(_of_shell, text)
         for substitution in re.findall(_COMMAND, text):
             self._shell(substitution.strip("$`"))
         text = _IN_QUOTES.sub(
             lambda match: f" {match[1]}={match[2]}{COMPUTED * bool(match[4])} ", text
         )
-        text = re.sub(r"""(?s)@(["'])\n(.*?)\n\1@""", r"\1\2\1", text)
-        text = re.sub(r"(?im)^[ \t]*\$env:(\w+)[ \t]*=[ \t]*", r"\1=", text)
         command = []
         was_joined = False
         for token in _TOKEN.finditer(f"{text}\n\n"):
@@ -289,7 +328,10 @@ class _Reader:
                 else:
                     command.append(plain)
             elif end:
-                self._run("\0".join(command))
+                words = "\0".join(command)
+                count = len(self.assignments)
+                self._run(words)
+                _mark(self.assignments[count:], *(k for k, v in _LOST.items() if v.match(words)))
                 self._choose(end)
                 command = []
                 is_joined = end in "&|"
@@ -329,10 +371,6 @@ class _Reader:
         return value
 
     def _run(self, command: str) -> None:  # its words joined by NUL
-        while removed := _UNSETS.match(command):
-            self._unset(removed[1])
-            command = f"env\0{command[removed.end() :]}"
-        command = re.sub(r"^(?:or|and)\0", "", command)
         if setting := _SETS.fullmatch(command):
             self._set(setting[1], setting[2].replace("\0", " "))
             return
@@ -343,12 +381,10 @@ class _Reader:
         self._branches = max(0, self._branches + opens - (keyword in _CLOSES))
         self._choose(keyword)
         if keyword == "unset":
-            for name in arguments[1:]:
+            for name in re.findall(r"\w+", command):
                 self._unset(name)
-        program = next((word for word in arguments if not _ASSIGNED.match(word)), "")
-        is_launch = _LAUNCHES.fullmatch(program)
+        is_launch = _LAUNCH.match(command)
         unread = ""
-        count = len(self.assignments)
         if is_launch:
             unread = "argument"
             self._pass_on(" ".join(arguments))
@@ -356,8 +392,6 @@ class _Reader:
             self._read_word(word, unread)
             if not is_launch and _SETS_FLAGS.match(word):
                 unread = "outside"
-        if keyword in ("ARG", "RUN"):  # of a Dockerfile
-            _mark(self.assignments[count:], "build")
         if is_launch:
             self._replaceable.clear()
             self._live.clear()
@@ -374,7 +408,7 @@ class _Reader:
     def _pass_on(self, line: str) -> None:
         for launcher, pattern in _PASSES_ON.items():
             if passed_on := pattern.search(line):
-                names = re.findall(r"\w+", passed_on[1])
+                names = re.findall(r"\w+", passed_on[1] or "")
                 _mark([a for a in self._live if a.name not in names], launcher)
                 self._replaceable.clear()
                 self._live.clear()
@@ -500,8 +534,10 @@ class _Reader:
         if called in _RUNS and name_node:
             self._shell(self._value(name_node))
             self._replaceable.clear()
-        elif function.endswith("environ.pop"):
+        elif function.endswith(("environ.pop", "unsetenv", "delenv")):
             self._unset(name)
+        elif called == "setdefault" and name in self._values:
+            self.assignments.append(_Assignment(name, self._value(value_node), "replaced"))
         elif called in ("append", "extend") and isinstance(node.func, ast.Attribute):
             owner = _target(node.func.value)
             self._set(owner, f"{self._known(owner, '')} {self._value(name_node)}")

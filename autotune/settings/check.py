@@ -17,6 +17,7 @@ from autotune.model.texts import Note
 from autotune.settings.assignments import (
     COMPUTED,
     UNREAD,
+    after_changes,
     is_misspelt,
     is_setting,
     read_assignments,
@@ -88,6 +89,8 @@ def check_setting(
     replacement = setting.replacement(value)
     # What reads a variable by a form passes over other words; what reads a list of words ends.
     is_fatal = exists or (setting.entry.words and not setting.entry.form)
+    if name.startswith(("XLA_CLIENT_", "XLA_PYTHON_")):  # read as numbers by Python
+        is_fatal = setting.info.type != "bool"
     starts = not (refused and is_fatal)
     if not exists and (is_gone or not is_variable):
         judgement = _judge_missing(setting, replacement, as_flag=as_flag)
@@ -286,7 +289,7 @@ def migrate_text(text: str, known: KnownSettings, *, note: Note = lambda text: N
             note(f"{name} stays where it is: {check.reason}")
         else:
             settings[name] = combine(name, settings.get(name), value)
-    return for_build(FlagSet(settings), known, note=note)
+    return for_build(FlagSet(settings), known.on_gpus(), note=note)
 
 
 def _refuse_alternatives(text: str) -> None:
@@ -309,19 +312,19 @@ def _refuse_alternatives(text: str) -> None:
 
 def _lines_with(word: str, text: str) -> str:
     return "lines " + ", ".join(
-        str(at) for at, line in enumerate(text.splitlines(), 1) if word in line
+        str(at) for at, line in enumerate(after_changes(text).splitlines(), 1) if word in line
     )
 
 
 def check_text(text: str, known: KnownSettings) -> Checks:
     """Checks what a script of any language sets, and names settings that no assignment holds."""
     assigned = read_assignments(text)
-    names_gpus = re.search(r"xla_gpu_|\bNCCL_|\bCUDA_|XLA_PYTHON_CLIENT_", text)
+    names_gpus = re.search(r"xla_gpu_|\b(?:NCCL|CUDA)_|XLA_(?:PYTHON_)?CLIENT_", text)
     if names_gpus and ("JAX_PLATFORMS", "cpu") not in assigned:
         known = known.on_gpus()
     checks = check_variables(assigned, known)
     read = {"XLA_FLAGS", "xla_flags", *re.findall(r"\w+", " ".join(map(" ".join, assigned)))}
-    bare = re.sub(r"(?m)(?:^|[ \t])(?:#|//).*", "", text)
+    bare = re.sub(r"(?m)(?:^|[ \t])(?:#|//).*", "", after_changes(text))
     pattern = r"(?:--|\b)xla_\w+|(?<![\w$])(?<!\$\{)[A-Z]+_[A-Z0-9_]+\b"
     for word in dict.fromkeys(re.findall(pattern, bare)):
         bare_word = word.removeprefix("--")
@@ -368,7 +371,7 @@ def check_given(
     if sum((bool(flags), recipe is not None, file is not None, from_environment)) != 1:
         raise SettingError("give one of: flags, --recipe NAME, --file SCRIPT, --env")
     if recipe is not None:
-        return check_settings(find_recipe(recipe).settings, known)
+        return check_settings(find_recipe(recipe).settings, known.on_gpus())
     if file is not None:
         return check_text(read_script(file), known)
     if from_environment:

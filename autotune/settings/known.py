@@ -93,6 +93,8 @@ class KnownSetting(NamedTuple):
         """Why a process refuses a value, or a variable's is malformed, as a clause; else empty."""
         words = self.entry.words
         legal = self.info.values
+        if value.upper() in self.entry.against:  # it changes nothing, or does harm
+            return ""
         if self.info.type == "bool":
             return self._switch_problem(value)
         if self.flag:
@@ -103,8 +105,9 @@ class KnownSetting(NamedTuple):
             return _words_problem(value, words)
         if words and value.lower() not in words:
             return f"must be one of {', '.join(words)}, not {value!r}"
-        if legal and value not in legal:
-            return f"has no value {value!r}{close_matches(value, legal)}"
+        for item in value.split(","):
+            if legal and item not in legal:
+                return f"has no value {item!r}{close_matches(item, legal)}"
         if self.info.type in ("int", "float") and not is_number(value):
             return "must be a number"
         return ""

@@ -40,7 +40,7 @@ from autotune.model.errors import LaunchError, StoppedError
 from autotune.model.flags import parse_text_proto
 from autotune.settings.catalog import TextMap, Texts, Values
 
-_SCHEMA_VERSION = 6
+_SCHEMA_VERSION = 7
 _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}
 """What no value means for a flag of a type, which is also a legal value of it."""
 Facts = dict[str, Any]
