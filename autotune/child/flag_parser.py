@@ -67,7 +67,6 @@ def jax_options() -> dict[str, dict[str, Any]]:
     backends = getattr(xla_bridge, "_backend_factories", None)  # not documented
     if backends:  # no `gpu`, which stands for ROCm's backend as well
         options["jax_platforms"]["values"] = sorted({"cuda", *backends})
-        options["jax_platform_name"]["values"] = ["", "gpu", "cuda", *backends]
     return options
 
 

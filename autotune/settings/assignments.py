@@ -51,9 +51,9 @@ _FLAGS = re.compile(rf"[\s{COMPUTED}]*{_FLAG.pattern}")
 _OF_A_FILE = re.compile(rf"\AXLA_FLAGS=[^\0]*(?:\0{_FLAG.pattern}[^\0]*)+")
 _PROGRAMS = r"(?:python[\d.]*|srun|torchrun|mpirun|mpiexec|jsrun)"
 _LAUNCH = re.compile(
-    r"(?s)(?:\w+=[^\0]*\0)*(?:(?:[^\0]*/)?(?:docker|podman|bash|sh|cat|tee|FROM)(?=\0|\Z)|\./|"
-    r"(?:(?:sudo|env|su|ssh|exec|time|nohup|numactl|nice|timeout|taskset|then|do|else)"
-    rf"\0(?:.*[\0 ;])?)?(?:[^\0 ]*/)?(?:{_PROGRAMS}|(?<=\0)(?:docker|podman))(?=[\0 ]|\Z))"
+    r"(?s)(?:\w+=[^\0]*\0)*(?:cat|tee|FROM|(?P<program>(?:(?:sudo|env|su|ssh|exec|time|nohup|numactl|"
+    r"nice|timeout|taskset|then|do|else)\0(?:.*[\0 ;])?)?(?:\./[^\0]+|(?:[^\0 ]*/)?"
+    rf"(?:{_PROGRAMS}|docker|podman|bash|sh))))(?=[\0 ]|\Z)"
 )
 _STARTS_PROGRAM = re.compile(rf"(?m)^[ \t]*(?:exec |time |nohup )?{_PROGRAMS} ")
 _PLAIN = re.compile(
@@ -64,7 +64,6 @@ _CLOSES = ("fi", "esac", "done", "}")
 _FENCED = re.compile(r"(?ms)^(?:[ \t]*```|@@)[^\n]*\n(.*?)(?:^[ \t]*```|(?=^@@)|\Z)")
 _MISSPELT = re.compile(r"(?!XLA_FLAGS$)(?=.*X)[XLA]{2,4}_*F[LAG]{2,4}S*")
 _SETTING = re.compile(r"(NCCL|XLA_PYTHON_CLIENT|XLA_CLIENT|XLA_PJRT|JAX|jax|xla_[cg]pu)_")
-_OF_DOCKER = re.compile(r"(?m)^[ \t]*(?:CMD|ENTRYPOINT)[ \t]*\[.*\]")
 _OF_MAKE = re.compile(
     r"(?m)^([ \t]*(?:[\w.%-]+:[ \t]+)?(?:export[ \t]+)?[A-Z]\w*)"
     r"(?:[ \t]*[:?]=|[ \t]+(\+?)=[ \t])[ \t]*(.*?)(?:[ \t]#.*)?$"
@@ -83,11 +82,15 @@ _OF_PYTHON = re.compile(
 )
 _OF_NOTEBOOK = r"(?m)^[ \t]*(?=[%!])(?:!(?=.*[;&|])|!(?!export ))?(.*)"  # an export keeps its !
 _REMARKS = re.compile(r"(?m)(?:^|(?<=[ \t]))//.*")  # of JSON
-_DIFF = re.compile(r"(?m)^@@ -\d|\A(?:[ -].*(?:\n|\Z)|\n)*\+(?:[ +-].*(?:\n|\Z)|\n)*\Z")
-_OLD = re.compile(r"(?m)^(?:\+\+\+ .*|[ +]|[^\n @].*)")
+_DIFF = re.compile(
+    r"(?m)\A(?![\s\S]*^```)(?:[\s\S]*?^@@ -\d|(?:(?:[ -].*)?\n)*\+.*(?:\n(?:[ +-].*)?)*\Z)"
+)
+_OLD = re.compile(r"(?m)\A(?:(?!@@).*\n)+(?=@@)|^(?:\+\+\+ .*|[ +]|[^\n @].*)")
 _OF_SHELLS = {
+    r'(?m)","(?=.*\][ \t]*$)': '" "',
     r"(?m)^(?![ \t]*#)(.*)\\\n": r"\1",
-    r"(?m)^[ \t]*(?://|--) [^-\n].*|^[ \t]*(?:or|and) ": "",
+    r"(?m)^[ \t]*(?://|--) [^-\n].*|(?<=[\"']),[ \t]*$": "",
+    r"(?m)(^|;)[ \t]*(?:or|and) (?=set )": r"\1",
     r"(?m)^[ \t]*env ((?:(?:-u ?|--unset[= ])\w+ )+)": r"unset \1; env ",
     r"""(?s)@(["'])\n(.*?)\n\1@""": r"\1\2\1",
     r"(?im)^[ \t]*(?:UnsetEnvironment=|"
@@ -101,28 +104,19 @@ _OF_SHELLS = {
 """What shells and PowerShell, csh, fish, cmd, systemd, notebooks write to what is read here."""
 _SETS_FLAGS = re.compile(r"(?:-\w+|--env|Environment|ENV)?[= ]?XLA_FLAGS\+?=")
 _PASSES_ON = {
-    "srun": re.compile(r"(?<!\S)--export[= ](?!\S*ALL)(\S+)"),
-    "docker": re.compile(r"(?s)(?<!\S)\S*(?:docker|podman) run (?!.*--env-file)(.*)"),
-    "sudo": re.compile(
-        r"(?s)(?<!\S)sudo (?!(?:\S+ )*?(?:-\w*E|--preserve-env) )(?:.*--preserve-env=(\S+))?"
-    ),
-    "cleared": re.compile(
-        r"(?<!\S)(?:env (?:-\S+ )*?(?:-\w*i|-|--ignore-environment)|su (?:-l?|--login)|ssh) ()"
-    ),
+    "srun": r"(?<!\S)--export[= ](?!\S*ALL)(\S+)",
+    "docker": r"(?s)(?<!\S)\S*(?:docker|podman) run (?!.*--env-file)(.*)",
+    "sudo": r"(?<!\S)sudo (?!(?:\S+ )*?(?:-\w*E|--preserve-env) )(?:.*--preserve-env=(\S+))?",
+    "cleared": r"(?<!\S)(?:env (?:-\S+ )*?(?:-\w*i|-|--ignore-\w+)|su (?:-l?|--login)|ssh) ()",
 }
 """Launchers that pass on only the variables that they name, by the reason of `UNREAD`."""
 UNREAD = {
-    "replaced": "another assignment of the same variable replaces it, or `unset` removes it: "
-    "remove it",
-    "outside": "it stands outside of the quotes, so it is no part of the value: write the whole "
-    "value in quotes",
-    "argument": "an argument of the program, of which XLA sees only what the program hands on: "
-    "put it into XLA_FLAGS",
-    "late": "it is set after JAX has started its backend, which reads it once: set it above the "
-    "first use of jax",
+    "replaced": "another assignment replaces it, or `unset` removes it: remove it",
+    "outside": "it stands outside of the quotes: write the whole value in quotes",
+    "argument": "an argument of the program, not of XLA: put it into XLA_FLAGS",
+    "late": "JAX had started its backend before: set it above the first use of jax",
     "build": "it holds while the image is built, not when it runs: write ENV NAME=VALUE",
-    "not exported": "the script never exports it, so the program does not get it: write export "
-    "NAME=VALUE",
+    "not exported": "the script never exports it: write export NAME=VALUE",
     "misspelt": "nobody reads this variable: write XLA_FLAGS",
     "srun": "srun --export without ALL passes on only what it names: write --export=ALL,...",
     "docker": "docker run passes on only what -e names: add -e NAME",
@@ -132,14 +126,8 @@ UNREAD = {
 }
 """Keys that replace a variable's name; each with why the program never reads it, and what to do."""
 _SCRIPT = re.compile(r"(?m)\bexport [A-Z]|\A#!|^#SBATCH")
-_LOST = {
-    "build": re.compile(r"(?:ARG|RUN)\0"),
-    "own shell": re.compile(r"!export\0"),
-    "not exported": re.compile(
-        r"set\0(?!(?:-[^\0]*\0)*-(?:\w*x|-export)\0)(?:-[^\0]*\0)*(?:XLA|NCCL|JAX|CUDA)_\w+\0"
-    ),
-}
-"""Commands of which no later program sees what they set, by the reason of `UNREAD`."""
+_LOST = {"ARG": "build", "RUN": "build", "!export": "own shell"}
+_KEPT = re.compile(r"set\0(?!(?:-[^\0]*\0)*-(?:\w*x|-export)\0)(?:-[^\0]*\0)*[A-Z]+_\w+\0")
 _STARTS = re.compile(
     r"jax\.(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index|random\.\w+)$"
     r"|(?:\w+\.)*PRNGKey$|(?:jnp|jax\.numpy)\.(?:zeros|ones|full|array|asarray|arange|eye)$"
@@ -160,7 +148,9 @@ def is_misspelt(variable: str) -> bool:
 
 def after_changes(text: str) -> str:
     """The text that a diff leads to, each line in its place; any other text as it is."""
-    return _OLD.sub("", text) if _DIFF.search(text) else text
+    if not _DIFF.search(text):
+        return text
+    return _OLD.sub(lambda old: "\n" * old[0].count("\n"), text)
 
 
 def read_assignments(text: str) -> list[Pair]:
@@ -204,9 +194,10 @@ class _Assignment:
         return self.unread, f"{self.name}={self.value}"
 
 
-def _mark(assignments: Iterable[_Assignment], unread: str = "") -> None:
+def _mark(assignments: Iterable[_Assignment], unread: str) -> None:
     for assignment in assignments:
-        assignment.unread = assignment.unread or unread
+        if assignment.unread in ("", *_PASSES_ON):  # what one launcher held back, another passes on
+            assignment.unread = unread
 
 
 class _Reader:
@@ -308,7 +299,6 @@ class _Reader:
     def _shell(self, text: str) -> None:
         for form, simple_form in _OF_SHELLS.items():
             text = re.sub(form, simple_form, text)
-        text = _OF_DOCKER.sub(lambda match: match[0].replace('","', '" "'), text)
         text = _OF_MAKE.sub(_of_shell, text)
         for substitution in re.findall(_COMMAND, text):
             self._shell(substitution.strip("$`"))
@@ -328,10 +318,7 @@ class _Reader:
                 else:
                     command.append(plain)
             elif end:
-                words = "\0".join(command)
-                count = len(self.assignments)
-                self._run(words)
-                _mark(self.assignments[count:], *(k for k, v in _LOST.items() if v.match(words)))
+                self._run("\0".join(command))
                 self._choose(end)
                 command = []
                 is_joined = end in "&|"
@@ -371,8 +358,11 @@ class _Reader:
         return value
 
     def _run(self, command: str) -> None:  # its words joined by NUL
+        count = len(self.assignments)
         if setting := _SETS.fullmatch(command):
             self._set(setting[1], setting[2].replace("\0", " "))
+            if _KEPT.match(command):
+                _mark(self.assignments[count:], "not exported")
             return
         command = _OF_A_FILE.sub(lambda match: match[0].replace("\0", " "), command)
         arguments = command.split("\0")
@@ -383,18 +373,21 @@ class _Reader:
         if keyword == "unset":
             for name in re.findall(r"\w+", command):
                 self._unset(name)
-        is_launch = _LAUNCH.match(command)
+        launch = _LAUNCH.match(command)
         unread = ""
-        if is_launch:
+        if launch:
             unread = "argument"
-            self._pass_on(" ".join(arguments))
+        before = list(self._live)
         for word in arguments:
             self._read_word(word, unread)
-            if not is_launch and _SETS_FLAGS.match(word):
+            if not launch and _SETS_FLAGS.match(word):
                 unread = "outside"
-        if is_launch:
+        if keyword in _LOST:
+            _mark(self.assignments[count:], _LOST[keyword])
+        if launch and launch["program"]:
+            self._pass_on(before, " ".join(arguments))
+        elif launch:
             self._replaceable.clear()
-            self._live.clear()
 
     def _choose(self, word: str) -> None:
         """Lets an alternative begin with the values before its `if` or `case`; `)` ends a label."""
@@ -405,13 +398,16 @@ class _Reader:
         elif self._before_branches and word in ("else", "elif", ")"):
             self._values = dict(self._before_branches[-1])
 
-    def _pass_on(self, line: str) -> None:
+    def _pass_on(self, assignments: Sequence[_Assignment], line: str) -> None:
+        """Lets a program read what was set before it, less what its launcher holds back."""
+        _mark(assignments, "")
         for launcher, pattern in _PASSES_ON.items():
-            if passed_on := pattern.search(line):
+            if passed_on := re.search(pattern, line):
                 names = re.findall(r"\w+", passed_on[1] or "")
-                _mark([a for a in self._live if a.name not in names], launcher)
-                self._replaceable.clear()
-                self._live.clear()
+                _mark([a for a in assignments if a.name not in names], launcher)
+        self._live = [a for a in assignments if a.unread in _PASSES_ON]
+        if not self._live:
+            self._replaceable.clear()
 
     def _read_word(self, word: str, unread: str = "") -> None:
         if _FLAG.match(word):

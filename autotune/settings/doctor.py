@@ -71,8 +71,7 @@ def diagnose(python: str, environment: Environment, *, known: KnownSettings | No
     """Diagnoses machine, software and environment; `known` is None without a build to ask."""
     gpus = find_gpus()
     versions = find_versions(python)
-    platforms = environment.get("JAX_PLATFORMS", "").split(",")
-    wants_gpu = "cuda" in platforms or "gpu" in platforms
+    wants_gpu = re.search("cuda|gpu", environment.get("JAX_PLATFORMS", "")) is not None
     steering = []
     findings = []
     if gpus:
