@@ -85,7 +85,7 @@ _REMARKS = re.compile(r"(?m)(?:^|(?<=[ \t]))//.*")  # of JSON
 _DIFF = re.compile(
     r"(?m)\A(?![\s\S]*^```)(?:[\s\S]*?^@@ -\d|(?:(?:[ -].*)?\n)*\+.*(?:\n(?:[ +-].*)?)*\Z)"
 )
-_OLD = re.compile(r"(?m)\A(?:(?!@@).*\n)+(?=@@)|^(?:\+\+\+ .*|[ +]|[^\n @].*)")
+_OLD = re.compile(r"(?m)\A(?:(?!@@).*\n)+(?=@@)|^(?:\+\+\+ .*\n?|[ +]|[^\n @].*\n?)")
 _OF_SHELLS = {
     r'(?m)","(?=.*\][ \t]*$)': '" "',
     r"(?m)^(?![ \t]*#)(.*)\\\n": r"\1",
@@ -147,10 +147,10 @@ def is_misspelt(variable: str) -> bool:
 
 
 def after_changes(text: str) -> str:
-    """The text that a diff leads to, each line in its place; any other text as it is."""
+    """The text that a diff leads to; any other text as it is."""
     if not _DIFF.search(text):
         return text
-    return _OLD.sub(lambda old: "\n" * old[0].count("\n"), text)
+    return _OLD.sub("", text)
 
 
 def read_assignments(text: str) -> list[Pair]:

@@ -311,7 +311,7 @@ def _refuse_alternatives(text: str) -> None:
 
 def _lines_with(word: str, text: str) -> str:
     return "lines " + ", ".join(
-        str(at) for at, line in enumerate(after_changes(text).splitlines(), 1) if word in line
+        str(at) for at, line in enumerate(text.splitlines(), 1) if word in line
     )
 
 

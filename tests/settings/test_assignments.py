@@ -84,6 +84,9 @@ def test_a_file_that_speaks_of_gpus_is_judged_for_gpus_without_their_plugin(know
     assert check.verdict is SettingVerdict.EFFECTIVE
     on_cpu = check_text("export JAX_PLATFORMS=cpu NCCL_PROTO=LL\n", known)
     assert {c.verdict for c in on_cpu if c.name == "NCCL_PROTO"} == {SettingVerdict.NO_EFFECT}
+    assert migrate_text("export NCCL_PROTO=LL\n", known) == {"NCCL_PROTO": "LL"}
+    check, *_ = check_text("export XLA_CLIENT_MEM_FRACTION=-1\n", known)
+    assert check.verdict is SettingVerdict.BAD_VALUE
 
 
 @pytest.mark.parametrize(("text", "verdicts"), CASES["judged_values"], ids=lambda case: str(case)[:40])
