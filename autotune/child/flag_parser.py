@@ -65,7 +65,7 @@ def jax_options() -> dict[str, dict[str, Any]]:
         }
     xla_bridge.discover_pjrt_plugins()
     backends = getattr(xla_bridge, "_backend_factories", None)  # not documented
-    if backends:  # no `gpu`, which stands for ROCm's backend as well
+    if backends and options:  # no `gpu`, which stands for ROCm's backend as well
         options["jax_platforms"]["values"] = sorted({"cuda", *backends})
     return options
 

@@ -92,6 +92,7 @@ _OF_SHELLS = {
     r"(?m)^[ \t]*(?://|--) [^-\n].*|(?<=[\"']),[ \t]*$": "",
     r"(?m)(^|;)[ \t]*(?:or|and) (?=set )": r"\1",
     r"(?m)^[ \t]*env ((?:(?:-u ?|--unset[= ])\w+ )+)": r"unset \1; env ",
+    r"\b(?:APPTAINER|SINGULARITY)ENV_(?=[A-Z])": "",
     r"""(?s)@(["'])\n(.*?)\n\1@""": r"\1\2\1",
     r"(?im)^[ \t]*(?:UnsetEnvironment=|"
     r"(?:unsetenv|set -\w*e|set --erase|export -n|Remove-Item)[ \t]+)(?:Env:)?(?=\w)": "unset ",
@@ -271,7 +272,6 @@ class _Reader:
 
     def _set(self, name: str, value: str, *, is_in_process: bool = False) -> None:
         """Sets a variable; one in the process itself comes late where JAX has started."""
-        name = re.sub(r"^(?:APPTAINER|SINGULARITY)ENV_", "", name)
         unread = ""
         if is_in_process and self._has_started:
             unread = "late"
@@ -282,8 +282,8 @@ class _Reader:
         else:
             self._unset(name)
         self._values[name] = value
-        is_computed = unread == "misspelt" and value.startswith(COMPUTED)
-        if _ASSIGNED.match(value) or not (is_setting(name) or _FLAGS.match(value) or is_computed):
+        is_meant = is_setting(name) or _FLAGS.match(value) or unread == "misspelt"
+        if _ASSIGNED.match(value) or not is_meant:
             return
         assignment = _Assignment(name, value, unread)
         self.assignments.append(assignment)
@@ -384,10 +384,10 @@ class _Reader:
                 unread = "outside"
         if keyword in _LOST:
             _mark(self.assignments[count:], _LOST[keyword])
+        if launch:
+            self._replaceable.clear()
         if launch and launch["program"]:
             self._pass_on(before, " ".join(arguments))
-        elif launch:
-            self._replaceable.clear()
 
     def _choose(self, word: str) -> None:
         """Lets an alternative begin with the values before its `if` or `case`; `)` ends a label."""
@@ -406,8 +406,6 @@ class _Reader:
                 names = re.findall(r"\w+", passed_on[1] or "")
                 _mark([a for a in assignments if a.name not in names], launcher)
         self._live = [a for a in assignments if a.unread in _PASSES_ON]
-        if not self._live:
-            self._replaceable.clear()
 
     def _read_word(self, word: str, unread: str = "") -> None:
         if _FLAG.match(word):
