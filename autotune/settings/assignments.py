@@ -52,12 +52,13 @@ _OF_A_FILE = re.compile(rf"\AXLA_FLAGS=[^\0]*(?:\0{_FLAG.pattern}[^\0]*)+")
 _PROGRAMS = r"(?:python[\d.]*|srun|torchrun|mpirun|mpiexec|jsrun)"
 _LAUNCH = re.compile(
     r"(?s)(?:\w+=[^\0]*\0)*(?:cat|tee|FROM|(?P<program>(?:(?:sudo|env|su|ssh|exec|time|nohup|numactl|"
-    r"nice|timeout|taskset|then|do|else)\0(?:.*[\0 ;])?)?(?:\./[^\0]+|(?:[^\0 ]*/)?"
+    r"nice|timeout|taskset|then|do|else|CMD|ENTRYPOINT)\0(?:.*[\0 ;])?)?(?:\./[^\0]+|(?:[^\0 ]*/)?"
     rf"(?:{_PROGRAMS}|docker|podman|bash|sh))))(?=[\0 ]|\Z)"
 )
 _STARTS_PROGRAM = re.compile(rf"(?m)^[ \t]*(?:exec |time |nohup )?{_PROGRAMS} ")
 _PLAIN = re.compile(
-    r"""(?m)^[ \t]*([A-Z]\w*)\+?=(?:"[^"]*"|'[^']*'|[^\s;&|"'$`])*[ \t]*(?:[;#].*)?$"""
+    r"""(?m)^[ \t]*(XLA_FLAGS|(?:NCCL|JAX|CUDA|XLA_PYTHON|XLA_CLIENT)_\w+)\+?="""
+    r"""(?:"[^"]*"|'[^']*'|[^\s;&|"'$`])*[ \t]*(?:[;#].*)?$"""
 )
 _OPENS = ("if", "case", "for", "while", "until", "{")
 _CLOSES = ("fi", "esac", "done", "}")
@@ -88,6 +89,7 @@ _DIFF = re.compile(
 _OLD = re.compile(r"(?m)\A(?:(?!@@).*\n)+(?=@@)|^(?:\+\+\+ .*\n?|[ +]|[^\n @].*\n?)")
 _OF_SHELLS = {
     r'(?m)","(?=.*\][ \t]*$)': '" "',
+    r"(?m)^([ \t]*(?:CMD|ENTRYPOINT)[ \t]*)\[(.*)\]": r"\1 \2",
     r"(?m)^(?![ \t]*#)(.*)\\\n": r"\1",
     r"(?m)^[ \t]*(?://|--) [^-\n].*|(?<=[\"']),[ \t]*$": "",
     r"(?m)(^|;)[ \t]*(?:or|and) (?=set )": r"\1",
@@ -127,7 +129,7 @@ UNREAD = {
 }
 """Keys that replace a variable's name; each with why the program never reads it, and what to do."""
 _SCRIPT = re.compile(r"(?m)\bexport [A-Z]|\A#!|^#SBATCH")
-_LOST = {"ARG": "build", "RUN": "build", "!export": "own shell"}
+_LOST = {"ARG": "build", "RUN": "build", "LABEL": "build", "!export": "own shell"}
 _KEPT = re.compile(r"set\0(?!(?:-[^\0]*\0)*-(?:\w*x|-export)\0)(?:-[^\0]*\0)*[A-Z]+_\w+\0")
 _STARTS = re.compile(
     r"jax\.(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index|random\.\w+)$"
@@ -313,7 +315,7 @@ class _Reader:
                 plain = self._plain(word)
                 if _COMMAND_LINE.match(word):
                     self._shell(re.sub(r"^--[\w-]+=", "", plain))
-                elif re.fullmatch(r"\$[({]?\w+[)}]?", word):
+                elif re.fullmatch(r"\$[({]?\w+[)}]?|\"?\$\{\w+\[@\]\}\"?", word):
                     command += plain.split()
                 else:
                     command.append(plain)
@@ -379,6 +381,8 @@ class _Reader:
             unread = "argument"
         before = list(self._live)
         for word in arguments:
+            if word == "sudo":
+                before = list(self._live)
             self._read_word(word, unread)
             if not launch and _SETS_FLAGS.match(word):
                 unread = "outside"
