@@ -64,9 +64,10 @@ def jax_options() -> dict[str, dict[str, Any]]:
             "default": None if value is None else str(value),
         }
     xla_bridge.discover_pjrt_plugins()
-    backends = getattr(xla_bridge, "_backend_factories", None)  # not documented
-    if backends and options:  # no `gpu`, which stands for ROCm's backend as well
-        options["jax_platforms"]["values"] = sorted({"cuda", *backends})
+    backends = getattr(xla_bridge, "_backend_factories", ())  # not documented
+    # Its value is that of this process; `gpu` would ask for ROCm's backend as well.
+    legal = sorted(backends and {"cuda", *backends})
+    options.get("jax_platforms", {}).update(values=legal, default=None)
     return options
 
 

@@ -224,8 +224,6 @@ class KnownSettings:
         default = entry.defaults.get("")  # a flag's is the build's own
         if flag:
             default = flag.default if entry.tri_state else flag.effective_default
-        elif name == "jax_platforms":
-            default = None  # the build's answer is what the asked process was given
         elif option:
             default = option.default
         blank = FlagInfo(name=name, type=entry.type, in_xla_flags=False)
