@@ -81,7 +81,7 @@ _OF_PROTO = re.compile(r"(?m)^xla_(?!flags)\w+(?:: | \{)")
 _OF_PYTHON = re.compile(
     r"""(?m)^(?:(?![A-Z]+_[A-Z_]+ )\w+|\w+: [^=\n]+) \+?= [('"\[]|^\w+ = f?(?:\"{3}|'{3})"""
 )
-_OF_NOTEBOOK = r"(?m)^[ \t]*(?=[%!])(?:!(?=.*[;&|])|!(?!export ))?(.*)"  # an export keeps its !
+_OF_NOTEBOOK = r"(?m)^[ \t]*(?=[%!])(?:!(?=.*[;&|])|!(?!export ))?(.*)"  # !export as it is
 _REMARKS = re.compile(r"(?m)(?:^|(?<=[ \t]))//.*")  # of JSON
 _DIFF = re.compile(
     r"(?m)\A(?![\s\S]*^```)(?:[\s\S]*?^@@ -\d|(?:(?:[ -].*)?\n)*\+.*(?:\n(?:[ +-].*)?)*\Z)"
@@ -130,7 +130,7 @@ UNREAD = {
 """Keys that replace a variable's name; each with why the program never reads it, and what to do."""
 _SCRIPT = re.compile(r"(?m)\bexport [A-Z]|\A#!|^#SBATCH")
 _LOST = {"ARG": "build", "RUN": "build", "LABEL": "build", "!export": "own shell"}
-_KEPT = re.compile(r"set\0(?!(?:-[^\0]*\0)*-(?:\w*x|-export)\0)(?:-[^\0]*\0)*[A-Z]+_\w+\0")
+_KEPT = re.compile(r"set\0(?![^A-Z]*-(?:\w*x|-export)\0)(?:-[^\0]*\0)*[A-Z]+_\w+\0")
 _STARTS = re.compile(
     r"jax\.(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index|random\.\w+)$"
     r"|(?:\w+\.)*PRNGKey$|(?:jnp|jax\.numpy)\.(?:zeros|ones|full|array|asarray|arange|eye)$"
@@ -199,7 +199,7 @@ class _Assignment:
 
 def _mark(assignments: Iterable[_Assignment], unread: str) -> None:
     for assignment in assignments:
-        if assignment.unread in ("", *_PASSES_ON):  # what one launcher held back, another passes on
+        if assignment.unread in ("", *_PASSES_ON):  # one launcher may pass on what another held
             assignment.unread = unread
 
 
