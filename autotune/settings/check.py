@@ -88,8 +88,8 @@ def check_setting(
     refused = setting.refused(value)
     replacement = setting.replacement(value)
     # What reads a variable by a form passes over other words; what reads a list of words ends.
-    is_fatal = exists or (setting.entry.words and not setting.entry.form)
-    is_fatal = is_fatal or setting.info.type == "float"
+    is_list = setting.entry.words and not setting.entry.form
+    is_fatal = exists or is_list or setting.info.type == "float"
     starts = not (refused and is_fatal)
     if not exists and (is_gone or not is_variable):
         judgement = _judge_missing(setting, replacement, as_flag=as_flag)
