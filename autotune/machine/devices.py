@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import psutil
+
 from autotune.child.gpus import VISIBLE
 from autotune.model.errors import LaunchError, StudyFileError
 
@@ -64,8 +66,11 @@ def reserve_devices(kind: str, devices: Sequence[str]) -> Iterator[None]:
             try:
                 stack.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0{name}")
             except OSError as error:
+                sockets = psutil.net_connections("unix")
+                owner = next((s.pid for s in sockets if str(s.laddr) == f"@{name}"), None)
                 raise LaunchError(
                     f"a device must be used by one study at a time but {kind} device {device} is "
-                    "in use by another; name other devices with --devices, or wait"
+                    f"in use by another (process {owner or 'unknown'}); name other devices with "
+                    "--devices, or wait"
                 ) from error
         yield
