@@ -31,6 +31,8 @@ def autotune(*arguments: str | Path, cwd: Path | None = None, **env: str) -> sub
             try:
                 main()
             except SystemExit as end:
+                if end.code == os.EX_SOFTWARE and end.__context__:
+                    raise end.__context__ from None
                 code = end.code if isinstance(end.code, int) else int(end.code is not None)
     out.seek(0), err.seek(0)
     return subprocess.CompletedProcess(words, code, out.read(), err.read())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import shlex
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -91,6 +91,7 @@ def ab(
     settled.
     """
     from autotune.model.flags import FlagSet
+    from autotune.model.options import shell_words
     from autotune.programs.look import program_python
     from autotune.results.tables import profile_table
     from autotune.study.ab import (
@@ -104,9 +105,10 @@ def ab(
     from autotune.study.variants import at_revision, changed_files, variant_of, with_interpreter
 
     limit = _share_of(max_slowdown)
+    tune.refuse_bad_name(name)
     command, command_of_b = _split(words)
-    a = variant_of([*command, *shlex.split(a_args or "")], a_env or (), a_env_file)
-    b = variant_of([*command_of_b, *shlex.split(b_args or "")], b_env or (), b_env_file)
+    a = variant_of([*command, *shell_words(a_args, "--a-args")], a_env or (), a_env_file)
+    b = variant_of([*command_of_b, *shell_words(b_args, "--b-args")], b_env or (), b_env_file)
     rules = tune.rules_of(preset, pattern, json_key, unit, step_file, loss)
     request = tune.request_of(b.command, platform, rules, look_limit)
     if a_python and b_python:
@@ -118,7 +120,7 @@ def ab(
         )
     changed = changed_files() if a_rev or b_rev else []
     if changed:
-        note(f"{len(changed)} changed files here are in no revision, such as {changed[0]}")
+        note(f"what is changed here is in no revision: {len(changed)} files, such as {changed[0]}")
     path = run_directory(command, name)
     is_of_two = b_rev or b_python or a_tokens != b_tokens or b != variant_of(command, (), None)
     if drop_each and (profile or is_of_two):
@@ -134,6 +136,11 @@ def ab(
             min_effect = max(limit, LEAST_EFFECT)
             b = replace(a, name="all settings")
             a = replace(a, name="none", settings=FlagSet())
+        if (a.body, a.settings) == (b.body, b.settings):
+            raise StudyFileError(
+                "A and B must differ but are equal; name a change: --b-env, --b-args, --b-rev, or "
+                "-- A -- B; --drop-each needs settings, such as those of --a-env-file"
+            )
         spec, variants = prepare_variants(
             _look(request, a, b, path),
             a,
@@ -188,9 +195,16 @@ def _share_of(text: str) -> float:
 
 def _look(request: ProbeRequest, a: Variant, b: Variant, path: Path) -> StudySpec:
     """Returns the study of B: of the run directory, else after each command has run once."""
-    from autotune.rundir.store import STUDY, Store
+    from autotune.rundir.store import PAIRS, Store
 
-    if (path / STUDY).exists():
+    measured = path / "aa_run" / PAIRS
+    if measured.exists():
+        arguments = {word for side in (a, b) if not side.entering for word in side.command}
+        for file in filter(os.path.isfile, arguments):
+            if os.path.getmtime(file) > os.path.getmtime(measured):  # noqa: PTH204
+                raise StudyFileError(
+                    f"{file} must be as it was measured but was edited since: give a new --name"
+                )
         return Store.open(path).spec
     plan, result = _look_at(b, request)
     if a.first_command != b.first_command:

@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Annotated
 
@@ -87,7 +88,8 @@ def main() -> None:
         if isinstance(error, OSError) and is_fault_of_disk(error):
             error = cannot_write(Path(error.filename or "the run directory"), error)
         if not isinstance(error, AutotuneError):
-            raise
+            traceback.print_exc()
+            sys.exit(os.EX_SOFTWARE)  # 1 would say something of a comparison
         # Quoted text must not pass for a message, so all lines but the first are indented.
         text = re.sub(r"\n(?!  )", "\n  ", str(error))
         print(f"autotune: {text}", file=sys.stderr)

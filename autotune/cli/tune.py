@@ -127,8 +127,9 @@ def request_of(
     from autotune.programs.probe import ProbeRequest
 
     if not command:
-        example = "autotune tune -- python train.py"
-        raise StudyFileError(f"a command must follow, after --, but there is none: {example}")
+        raise StudyFileError(
+            "a command must follow, after --, but there is none: -- python train.py"
+        )
     return ProbeRequest(
         command=tuple(command),
         cwd=Path.cwd(),
@@ -171,15 +172,21 @@ def _legal(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+|\.{2,}", "-", name).strip("-._")[:48]
 
 
-def file_of(request: ProbeRequest, name: MaybeText) -> tuple[Path, StudySpec | None]:
-    """Returns the study file for a command, and its study if it exists."""
+def refuse_bad_name(name: MaybeText) -> None:
+    """Refuses what cannot name a study, its file and its run, by a StudyFileError."""
     from autotune.model.sections import STUDY_NAME
-    from autotune.model.spec import load_study
 
     if name is not None and (not re.fullmatch(STUDY_NAME, name) or ".." in name):
         raise StudyFileError(
             f"--name must be letters, digits, dots and dashes, such as my-model, but got {name!r}"
         )
+
+
+def file_of(request: ProbeRequest, name: MaybeText) -> tuple[Path, StudySpec | None]:
+    """Returns the study file for a command, and its study if it exists."""
+    from autotune.model.spec import load_study
+
+    refuse_bad_name(name)
     base = name or study_name_of(request.command, request.cwd)
     file = Path(f"{base}.toml")
     number = 1

@@ -104,7 +104,7 @@ def refuse_short_budget(
     if budget_s is None or not reference.start_s or used_s + aa_s <= budget_s:
         return
     raise LaunchError(
-        "search.time_budget must hold the A/A run, search and proof but is "
+        "the time budget must hold the A/A run, search and proof but is "
         f"{format_seconds(budget_s)}: the reference takes {format_seconds(reference.start_s)} to "
         f"start, so the A/A run would end only after {format_seconds(used_s + aa_s)}, and a proof "
         "takes several times that. Give it at least "

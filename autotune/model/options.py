@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.model.errors import SettingError
+from autotune.model.errors import LaunchError, SettingError
 from autotune.model.files import Table, TextTable
 from autotune.model.flags import OPTION, kind_of
 
@@ -24,6 +24,14 @@ PROCESS_COUNT = "process_count"  # an option of each `entry`: processes sharing 
 Options = Mapping[str, Any]
 Domains = dict[str, list[Any]]  # options with the values that each may have
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def shell_words(text: str | None, name: str) -> list[str]:
+    """Splits what is quoted as for a shell; LaunchError, which names it, if that is not closed."""
+    try:
+        return shlex.split(text or "")
+    except ValueError as error:
+        raise LaunchError(f"{name} must be quoted as for a shell but: {error}") from error
 
 
 def option_setting(name: str) -> str:

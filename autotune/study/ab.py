@@ -40,6 +40,7 @@ TRIAL = 1  # number of the trial of A, whose record has the facts of its process
 SCRIPT = "script"  # option of a study: the script of a variant, where more than settings differ
 TOKENS = "tokens"  # option of a study: the tokens of a step of a variant
 LEAST_EFFECT = 0.0005  # share below which no difference is proven: a small slowdown is told, too
+MORE = "more --pairs or --time-budget of the same command may settle it"
 LEAST_CHANGE = 0.01  # share by which memory or compile time must change to be told
 
 
@@ -70,11 +71,6 @@ def prepare_variants(
     if a.body != b.body or a_tokens != b_tokens:
         options[SCRIPT] = [_written(b, path, "b"), _written(a, path, "a")]
         b_command = ["/bin/sh", "{script}"]
-    elif a.settings == b.settings:
-        raise StudyFileError(
-            "A and B must differ but are equal; name a change: --b-env, --b-args, --b-rev, or -- "
-            "A -- B; --drop-each needs settings, such as those of --a-env-file"
-        )
     elif b.first_command != b.command:
         b_command = ["/bin/sh", _written(b, path, "b")]
     tokens_per_step: int | str = b_tokens
@@ -87,9 +83,9 @@ def prepare_variants(
         **dict(a.settings.items() - b.settings.items()),
         **dict.fromkeys(b.settings.keys() - a.settings, DEFAULT),
     }
-    names = (a.name or "A", b.name or "B")
-    if names[0] == names[1]:
-        names = (f"A, {names[0]},", f"B, {names[1]},")
+    names = ("A", "B")
+    if a.name != b.name:
+        names = (a.name or "A", b.name or "B")
     data = base.model_dump(context=WITH_SECRETS)
     data["name"] = path.name
     data["description"] = f"{names[1]} against {names[0]}"
@@ -168,6 +164,8 @@ def _conclude(run: StudyRun, reference: WorkerReport, trial: TrialResult, names:
     else:
         report = report_on(run, result)
         estimate = report.estimate
+        outcome = Outcome.INCONCLUSIVE
+        sentence = f"not settled: {format_finalist(result)}; {MORE}"
     if estimate:
         outcome, sentence = _answer(result, estimate, names)
         if outcome is Outcome.WINNER and report.objection:
@@ -216,7 +214,7 @@ def _answer(result: FinalistResult, back: Estimate, names: Names) -> tuple[Outco
     if result.veto:
         text += f"; it looked slower but {result.veto}"
     if slower > RULED_OUT:
-        return Outcome.INCONCLUSIVE, f"not settled: the difference {text}"
+        return Outcome.INCONCLUSIVE, f"not settled: the difference {text}; {MORE}"
     return outcome, f"no difference found {text}"
 
 

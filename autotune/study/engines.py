@@ -23,12 +23,13 @@ from autotune.machine.environment import caller_environment
 from autotune.machine.slurm import has_slurm, slurm_hosts
 from autotune.model.errors import LaunchError, StudyFileError
 from autotune.model.files import Texts
+from autotune.model.options import shell_words
 from autotune.model.plugins import CLASS_PATH, load_class
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec
 from autotune.study import preflight
 from autotune.study.run import MakeEngine, StudyRun
-from autotune.workers.srun import srun_options
+from autotune.workers.srun import SRUN_VARIABLE
 
 HIGHEST_STEP = 0xFFFFFFF0  # first of SLURM's own steps, of scripts and interactive shells
 
@@ -135,7 +136,7 @@ def _on_dask(run: StudyRun, scheduler: str) -> Engine:
 def _on_nodes(run: StudyRun, nodes: Sequence[str]) -> Engine:
     device = run.spec.device
     size = device.node_count
-    extra = srun_options(caller_environment())
+    extra = shell_words(caller_environment().get(SRUN_VARIABLE), SRUN_VARIABLE)
     if size == 1:
         places = lanes_on_nodes(nodes, devices=device.count, extra=extra)
         return _processes(run, places, "nodes of this job")

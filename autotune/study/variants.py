@@ -157,7 +157,7 @@ def _git(*arguments: str, may_fail: bool = False) -> str:
     if process.returncode != 0 and not may_fail:
         lines = process.stderr.strip().splitlines() or ["no reason given"]
         raise StudyFileError(
-            "a revision must be one of this folder's git repository, checked out whole: "
-            f"{lines[-1]}"
+            "a revision must be one of this folder's git repository, checked out whole, but git "
+            f"says of {arguments[-1]!r}: {lines[-1]}"
         )
     return process.stdout

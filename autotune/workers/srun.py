@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +20,7 @@ from autotune.machine.slurm import (
 from autotune.model.errors import LaunchError
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
+from autotune.model.options import shell_words
 from autotune.model.spec import StudySpec
 from autotune.workers.base import GuardedProcess, Progress, WorkerFailed, machine_failure
 from autotune.workers.local import Jobs, LocalLauncher, LocalWorker, Ranks, worker_command
@@ -29,15 +29,6 @@ NODES_VARIABLE = "AUTOTUNE_NODES"  # nodes to use, in SLURM's notation; default:
 SRUN_VARIABLE = "AUTOTUNE_SRUN"  # more arguments for ``srun``, quoted as for a shell
 STEP_LIMIT_S = 300.0  # for the start of a trial's steps; a SLURM controller may be slow
 SRUN_LAST_WORDS_S = 2.0
-
-
-def srun_options(environment: Environment) -> list[str]:
-    """Returns the user's arguments for ``srun``; LaunchError if they are not quoted properly."""
-    try:
-        return shlex.split(environment.get(SRUN_VARIABLE, ""))
-    except ValueError as error:
-        raise LaunchError(f"{SRUN_VARIABLE} must be quoted as for a shell but: {error}") from error
-
 
 # Failures that the settings caused, whatever happened to other ranks.
 FOR_SURE_OF_SETTINGS = (
@@ -77,7 +68,7 @@ class SrunLauncher(LocalLauncher):
                 "`device.node_count`"
             )
         self._nodes = nodes[:count]
-        self._extra = srun_options(base)
+        self._extra = shell_words(base.get(SRUN_VARIABLE), SRUN_VARIABLE)
 
     def _worker(self, processes: Ranks, settings: FlagSet) -> LocalWorker:
         worker = SrunWorker(processes, self._spec, settings)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -119,10 +121,28 @@ def test_a_budget_ends_the_pairs_and_a_larger_one_goes_on(tmp_path: Path, monkey
     assert counts[1] == 20
 
 
-def test_equal_variants_are_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(StudyFileError, match="must differ but are equal"):
-        prepare_variants(BUILDS_BASE, Variant(command=TRAIN), Variant(command=TRAIN), tmp_path / "run")
-    assert not list(tmp_path.iterdir())
+def test_a_budget_without_a_pair_settles_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = Variant(command=TRAIN, settings=FlagSet({"xla_a": "1"})), Variant(command=TRAIN)
+    monkeypatch.setattr(TimeLeft, "allows_pair", lambda *_, **__: False)
+    found = measured(tmp_path / "run", a, b, {"time_budget": "1h"}).conclusion
+    assert re.match("not settled: fewer than 2 fresh pairs .*; more --pairs or --time-budget", found.sentence)
+    assert exit_status(found, max_slowdown=0.01) == 3
+
+
+def test_a_program_that_was_edited_is_not_answered_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    a, b = Variant(command=TRAIN, settings=FlagSet({"xla_a": "1"})), Variant(command=TRAIN)
+    run = Path("runs") / "run"
+    asked = ProbeRequest(command=TRAIN, cwd=Path(), platform="cpu", rules={}, limit_s=1.0)
+    Path("train.py").write_text("print(1)\n")
+    measured(run, a, b, {}, effects={"xla_a=1": 0.5})
+    assert command._look(asked, a, b, run).name == "run"
+    later = (run / "aa_run" / "pairs.jsonl").stat().st_mtime + 1.0
+    os.utime("train.py", (later, later))
+    with pytest.raises(StudyFileError, match=r"train\.py must be as it was measured but was edited since"):
+        command._look(asked, a, b, run)
+    of_revisions = [replace(side, entering="cd elsewhere\n") for side in (a, b)]
+    assert command._look(asked, *of_revisions, run).name == "run"
 
 
 def test_variables_that_both_have_stay_where_only_a_setting_differs(tmp_path: Path) -> None:
@@ -320,6 +340,9 @@ def test_memory_and_compilation_are_told_where_they_change() -> None:
     [
         (["--max-slowdown", "fast"], "--max-slowdown must be a share such as 1% or 0.01 but is 'fast'"),
         (["--b-env", "XLA_FLAGS"], "a variable must be NAME=VALUE but is 'XLA_FLAGS'"),
+        (["--b-args", "--name 'x"], "--b-args must be quoted as for a shell but: No closing quotation"),
+        (["--name", "../mine", "--b-args", "x"], "--name must be letters, digits, dots and dashes"),
+        ([], "A and B must differ but are equal"),
     ],
 )
 def test_bad_options_are_refused_with_a_sentence(options: list[str], words: str, tmp_path: Path) -> None:

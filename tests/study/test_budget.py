@@ -91,7 +91,7 @@ def keeps_its_time(ended: Ended, budget_s: float) -> None:
     name = str(simulation_of(ended.spec))
     assert ended.timed.clock.now_s <= 1.1 * budget_s, name
     if ended.conclusion is None:  # refused as soon as the reference had started
-        assert ended.said("search.time_budget must hold"), name
+        assert ended.said("the time budget must hold"), name
         return
     if not there(ended.time).is_enough:
         assert ended.said("too small for a proof here"), name

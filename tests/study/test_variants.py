@@ -108,8 +108,8 @@ def _submodule(repository: Path) -> None:
     ("change", "revision", "words"),
     [
         (_submodule, "HEAD", "has submodules"),
-        (None, "no-such", "git repository"),
-        (None, "--help", "git repository"),
+        (None, "no-such", r"git repository.* says of 'no-such"),
+        (None, "--help", r"git repository.* says of '--help"),
     ],
     ids=["submodule", "unknown", "an-option"],
 )
