@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -65,6 +66,13 @@ def test_every_file_and_test_that_the_pages_name_is_there(page: str) -> None:
         assert found, f"{page} names {path}"
         if test:
             assert f"def {test}(" in found[0].read_text(encoding="utf-8"), f"{page} names {name}"
+
+
+def test_the_files_and_tests_of_planted_faults_are_there() -> None:
+    for mutant in json.loads((ROOT / "benchmarks" / "mutants.json").read_text(encoding="utf-8")):
+        test, _, name = mutant["test"].partition("::")
+        assert (ROOT / mutant["file"]).exists(), mutant
+        assert f"{name.partition('[')[0]}(" in (ROOT / test).read_text(encoding="utf-8"), mutant
 
 
 def test_every_test_that_the_makefile_names_is_there() -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from autotune.programs.probe import ProbeRequest
     from autotune.study.variants import Variant
 
+EDITED = "must be as it was measured but was edited since: give a new --name"
 Variables = Annotated[
     MaybeTexts, Option(metavar="NAME=VALUE", help="A variable of it; may be repeated.")
 ]
@@ -107,20 +108,20 @@ def ab(
     limit = _share_of(max_slowdown)
     tune.refuse_bad_name(name)
     command, command_of_b = _split(words)
-    a = variant_of([*command, *shell_words(a_args, "--a-args")], a_env or (), a_env_file)
-    b = variant_of([*command_of_b, *shell_words(b_args, "--b-args")], b_env or (), b_env_file)
+    a_words = [*command, *shell_words(a_args, "--a-args")]
+    b_words = [*command_of_b, *shell_words(b_args, "--b-args")]
+    a = variant_of(a_words, a_env or (), a_env_file)
+    b = variant_of(b_words, b_env or (), b_env_file)
     rules = tune.rules_of(preset, pattern, json_key, unit, step_file, loss)
     request = tune.request_of(b.command, platform, rules, look_limit)
     if a_python and b_python:
         a = with_interpreter(a, a_python, request.platform, note=note)
         b = with_interpreter(b, b_python, request.platform, note=note)
     elif a_python or b_python:
-        raise StudyFileError(
-            "both interpreters must be named but one is: give --a-python and --b-python"
-        )
+        raise StudyFileError("give both --a-python and --b-python, or neither")
     changed = changed_files() if a_rev or b_rev else []
     if changed:
-        note(f"what is changed here is in no revision: {len(changed)} files, such as {changed[0]}")
+        note(f"changed files are in no revision, such as {changed[0]}")
     path = run_directory(command, name)
     is_of_two = b_rev or b_python or a_tokens != b_tokens or b != variant_of(command, (), None)
     if drop_each and (profile or is_of_two):
@@ -202,9 +203,7 @@ def _look(request: ProbeRequest, a: Variant, b: Variant, path: Path) -> StudySpe
         arguments = {word for side in (a, b) if not side.entering for word in side.command}
         for file in filter(os.path.isfile, arguments):
             if os.path.getmtime(file) > os.path.getmtime(measured):  # noqa: PTH204
-                raise StudyFileError(
-                    f"{file} must be as it was measured but was edited since: give a new --name"
-                )
+                raise StudyFileError(f"{file} {EDITED}")
         return Store.open(path).spec
     plan, result = _look_at(b, request)
     if a.first_command != b.first_command:

@@ -127,9 +127,7 @@ def request_of(
     from autotune.programs.probe import ProbeRequest
 
     if not command:
-        raise StudyFileError(
-            "a command must follow, after --, but there is none: -- python train.py"
-        )
+        raise StudyFileError("a command must follow, after --, but there is none")
     return ProbeRequest(
         command=tuple(command),
         cwd=Path.cwd(),

@@ -297,7 +297,7 @@ class Store(Folders):
             fields = ", ".join(k for k in {**a, **b} if a.get(k) != b.get(k)) or "its measuring"
             raise RunDirectoryError(
                 f"{path} belongs to another study (different: {fields}); "
-                "name another folder with --run-dir, or restore the study file"
+                "name another folder with --run-dir (ab: --name), or restore the study file"
             )
         empty = cls(path, spec, study_dir=store.study_dir)
         empty.earlier = _set_aside(path)

@@ -40,7 +40,6 @@ TRIAL = 1  # number of the trial of A, whose record has the facts of its process
 SCRIPT = "script"  # option of a study: the script of a variant, where more than settings differ
 TOKENS = "tokens"  # option of a study: the tokens of a step of a variant
 LEAST_EFFECT = 0.0005  # share below which no difference is proven: a small slowdown is told, too
-MORE = "more --pairs or --time-budget of the same command may settle it"
 LEAST_CHANGE = 0.01  # share by which memory or compile time must change to be told
 
 
@@ -150,7 +149,6 @@ def _trial(run: StudyRun, task: TrialTask, total: int) -> TrialResult:
 
 def _conclude(run: StudyRun, reference: WorkerReport, trial: TrialResult, names: Names) -> None:
     outcome = Outcome.NOTHING_RAN
-    sentence = ""
     estimate: Estimate | None = None
     failure = trial.failure
     if not failure:
@@ -165,7 +163,7 @@ def _conclude(run: StudyRun, reference: WorkerReport, trial: TrialResult, names:
         report = report_on(run, result)
         estimate = report.estimate
         outcome = Outcome.INCONCLUSIVE
-        sentence = f"not settled: {format_finalist(result)}; {MORE}"
+        sentence = f"not settled: {format_finalist(result)}; a larger --time-budget goes on"
     if estimate:
         outcome, sentence = _answer(result, estimate, names)
         if outcome is Outcome.WINNER and report.objection:
@@ -214,7 +212,7 @@ def _answer(result: FinalistResult, back: Estimate, names: Names) -> tuple[Outco
     if result.veto:
         text += f"; it looked slower but {result.veto}"
     if slower > RULED_OUT:
-        return Outcome.INCONCLUSIVE, f"not settled: the difference {text}; {MORE}"
+        return Outcome.INCONCLUSIVE, f"not settled: the difference {text}; more --pairs may do"
     return outcome, f"no difference found {text}"
 
 

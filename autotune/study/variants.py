@@ -32,20 +32,14 @@ cd {below} || exit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """One side of a comparison: what is run, with which variables and settings.
-
-    Attributes:
-        settings: XLA flags and variables that steer performance, those of the caller included.
-        variables: Other variables, added to the caller's environment.
-        build: Packages of its interpreter; None where the command says what it runs on.
-    """
+    """One side of a comparison: what is run, with which variables and settings."""
 
     command: Texts
-    settings: FlagSet = field(default_factory=FlagSet)
-    variables: Mapping[str, str] = field(default_factory=dict)
+    settings: FlagSet = field(default_factory=FlagSet)  # those of the caller included
+    variables: Mapping[str, str] = field(default_factory=dict)  # others, added to the caller's
     name: str = ""
-    entering: str = ""
-    build: ProbeReport | None = None
+    entering: str = ""  # lines of a shell before it, of a worktree
+    build: ProbeReport | None = None  # None where the command says what it runs on
 
     @property
     def body(self) -> str:

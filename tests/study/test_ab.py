@@ -125,7 +125,7 @@ def test_a_budget_without_a_pair_settles_nothing(tmp_path: Path, monkeypatch: py
     a, b = Variant(command=TRAIN, settings=FlagSet({"xla_a": "1"})), Variant(command=TRAIN)
     monkeypatch.setattr(TimeLeft, "allows_pair", lambda *_, **__: False)
     found = measured(tmp_path / "run", a, b, {"time_budget": "1h"}).conclusion
-    assert re.match("not settled: fewer than 2 fresh pairs .*; more --pairs or --time-budget", found.sentence)
+    assert re.match("not settled: fewer than 2 fresh pairs .*; a larger --time-budget goes on", found.sentence)
     assert exit_status(found, max_slowdown=0.01) == 3
 
 
