@@ -141,8 +141,8 @@ def test_a_program_that_was_edited_is_not_answered_of_before(tmp_path: Path, mon
     os.utime("train.py", (later, later))
     with pytest.raises(StudyFileError, match=r"train\.py must be as it was measured but was edited since"):
         command._look(asked, a, b, run)
-    of_revisions = [replace(side, entering="cd elsewhere\n") for side in (a, b)]
-    assert command._look(asked, *of_revisions, run).name == "run"
+    a, b = (replace(side, entering="cd elsewhere\n") for side in (a, b))
+    assert command._look(asked, a, b, run).name == "run"
 
 
 def test_variables_that_both_have_stay_where_only_a_setting_differs(tmp_path: Path) -> None:
