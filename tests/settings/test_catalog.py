@@ -6,7 +6,17 @@ from pathlib import Path
 import pytest
 
 from autotune.model.errors import SettingError
-from autotune.settings.catalog import Catalog, Setting, Stage, Tier, load_catalog, load_symptoms, older, read_entries
+from autotune.settings.catalog import (
+    Catalog,
+    Setting,
+    Stage,
+    Tier,
+    load_catalog,
+    load_symptoms,
+    older,
+    read_entries,
+    release_of,
+)
 from autotune.settings.known import UNSET, KnownSettings
 from autotune.settings.probe import ProbeReport
 from tests.settings.conftest import doctored
@@ -48,8 +58,10 @@ def _false_claims(setting: Setting, report: ProbeReport) -> list[str]:
         info = report.flags[name]
         wrong = [f"type {setting.type}"] if (setting.type, setting.repeated) != (info.type, info.repeated) else []
         default = UNSET if info.default is None else info.default
-    if setting.default_in(version) != default:
-        wrong.append(f"default {setting.default_in(version)!r}, the build says {default!r}")
+    newest = max((v for v in setting.defaults if not older(version, v)), key=release_of, default="")
+    claim = setting.defaults.get(newest)
+    if claim != default:
+        wrong.append(f"default {claim!r}, the build says {default!r}")
     return wrong
 
 
