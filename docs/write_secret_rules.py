@@ -22,6 +22,15 @@ LEFT_OUT = {"generic-api-key", "curl-auth-header", "curl-auth-user"}
 # what the end of a line cut off.
 MORE = {
     "nvidia-api-key": {"keywords": ["nvapi-"], "regex": r"\bnvapi-[\w-]{20,}"},
+    "groq-replicate-google-docker-token": {
+        "keywords": ["gsk_", "r8_", "ya29.", "dckr_pat_"],
+        "regex": r"\b(?:gsk_|r8_|ya29\.|dckr_pat_)(?=[\w.-]*\d)[\w.-]{20,}",
+    },
+    "discord-webhook": {
+        "keywords": ["/webhooks/"],
+        "regex": r"discord(?:app)?\.com/api/webhooks/\d+/([\w-]{20,})",
+    },
+    "telegram-bot-token": {"keywords": [":aa"], "regex": r"\b\d{8,10}:AA[\w-]{30,}"},
     "wandb-local-api-key": {"keywords": ["local-"], "regex": r"\blocal-[0-9a-f]{40}\b"},
     "token-cut-off": {
         "keywords": [

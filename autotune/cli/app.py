@@ -83,6 +83,7 @@ def main() -> None:
     except BrokenPipeError:
         sys.exit(141)
     except Exception as error:
+        from autotune.machine.environment import without_secrets
         from autotune.rundir.files import cannot_write, is_fault_of_disk
 
         if isinstance(error, OSError) and is_fault_of_disk(error):
@@ -91,6 +92,6 @@ def main() -> None:
             traceback.print_exc()
             sys.exit(os.EX_SOFTWARE)  # 1 would say something of a comparison
         # Quoted text must not pass for a message, so all lines but the first are indented.
-        text = re.sub(r"\n(?!  )", "\n  ", str(error))
+        text = re.sub(r"\n(?!  )", "\n  ", without_secrets(str(error)))
         print(f"autotune: {text}", file=sys.stderr)
         sys.exit(STOPPED if isinstance(error, StoppedError) else 2)

@@ -73,11 +73,7 @@ class ChildProcess:
         """Whether the process is still running."""
         return self._process.poll() is None
 
-    def was_killed(self) -> bool:
-        """Returns whether a signal ended the process."""
-        return (self._status() or 0) < 0
-
-    def _status(self) -> int | None:
+    def status(self) -> int | None:
         """Returns the exit status, None while it runs; one without stdout gets a moment to end."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             return self._process.wait(timeout=LAST_MOMENT_S if self.is_over else 0.0)
@@ -85,7 +81,7 @@ class ChildProcess:
 
     def describe_end(self) -> str:
         """Formats how the process ended, as a clause of a message."""
-        status = self._status()
+        status = self.status()
         return "did not" if status is None else format_end(status)
 
     def send(self, message: Mapping[str, Any]) -> None:

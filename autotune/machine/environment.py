@@ -11,9 +11,11 @@ import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from autotune.model.files import packaged_table
 from autotune.model.flags import FlagSet, is_variable, kind_of
+from autotune.model.redaction import secret_variables, strike
 
 Environment = Mapping[str, str]
 Variables = dict[str, str]  # a copy of an environment, which may be changed
@@ -31,6 +33,11 @@ _NOT_FOR_TRIALS = re.compile("|".join([*_KNOWN["steering"], *_KNOWN["not_for_tri
 def caller_environment() -> Variables:
     """Copies this process's environment."""
     return dict(os.environ)
+
+
+def without_secrets(data: Any) -> Any:
+    """Strikes the caller's variables with secrets, which programs may print, out of plain data."""
+    return strike(data, list(secret_variables(caller_environment()).values()))
 
 
 def steering_settings(environment: Environment) -> FlagSet:

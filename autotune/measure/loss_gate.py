@@ -472,26 +472,21 @@ def spread_of_aa_run(reports: Sequence[WorkerReport], pairs: Sequence[Pair]) -> 
     compared += [_traces_of(pair.loss) for pair in pairs if pair.loss is not None]
     scale = SMALL * abs(living[0].loss) if living else 0.0
     spread = LossSpread()
-    for traces in compared:
-        _refuse_unequal(*traces, least_scale=scale)
-        spread = spread.joined(spread_between(*traces))
+    for trace, later in compared:
+        for step in sorted(set(trace) & set(later)):
+            loss = trace[step].loss
+            later_loss = later[step].loss
+            limit = EQUAL_RUNS if step == 0 else MOST_TOLERANCE
+            if abs(loss - later_loss) / max(abs(loss), scale, 1e-12) > limit:
+                raise LaunchError(
+                    f"equal runs of the reference must have the same loss within {limit:.0%} but "
+                    f"at step {step} it is {loss:.6g} in one and {later_loss:.6g} in another, and "
+                    "so a wrong loss would not be noticed: let each run begin alike (a fixed seed, "
+                    "the same order of the data, no checkpoint of another run; docs/tune.md), or "
+                    "leave the loss out (delete the `loss` of [workload.read], or of hook.report)"
+                )
+        spread = spread.joined(spread_between(trace, later))
     return spread
-
-
-def _refuse_unequal(reference: Trace, second: Trace, *, least_scale: float) -> None:
-    """Refuses runs of a set whose losses, as shares of `least_scale` at least, differ too much."""
-    for step in sorted(set(reference) & set(second)):
-        loss = reference[step].loss
-        second_loss = second[step].loss
-        limit = EQUAL_RUNS if step == 0 else MOST_TOLERANCE
-        if abs(loss - second_loss) / max(abs(loss), least_scale, 1e-12) > limit:
-            raise LaunchError(
-                f"equal runs of the reference must have the same loss within {limit:.0%} but at "
-                f"step {step} it is {loss:.6g} in one and {second_loss:.6g} in another, and so a "
-                "wrong loss would not be noticed: let each run begin alike (a fixed seed, the same "
-                "order of the data, no checkpoint of another run; docs/tune.md), or leave the loss "
-                "out (delete the `loss` of [workload.read], or of hook.report)"
-            )
 
 
 def refuse_resumed(first: WorkerReport, later: WorkerReport) -> None:

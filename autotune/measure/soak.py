@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from autotune.measure.context import MeasurementContext, work_between
-from autotune.measure.loss_gate import STEP_BY_STEP
+from autotune.measure.loss_gate import STEP_BY_STEP, wrong_loss
 from autotune.measure.tasks import SoakTask
 from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, LossCheck, WorkerReport
@@ -57,6 +57,8 @@ class LongRun:
     """Steps of the first process up to the end of a block, and the loss there, if it is told."""
     memory: list[tuple[int, MemoryUse]] = field(default_factory=list)  # Likewise of memory in use
     lasted_s: float = 0.0  # Seconds of its steps, those included that a program does not print
+    loss_lag: int = 0  # Steps of the first process after its last loss
+    longest_lag: int = 0
     starts: int = 0
     begin: int = 0  # Steps before the process that runs now
     longest: int = 0  # Steps of the process that ran longest
@@ -209,6 +211,8 @@ class _Soak:
         clock_s = worker.last_clock_s or 0.0
         run.lasted_s += max(sum(times), clock_s) if worker.may_end else sum(times)
         if run.starts == 1:  # a second process learns from the start again
+            run.loss_lag = worker.loss_lag
+            run.longest_lag = max(run.longest_lag, run.loss_lag)
             if worker.last_loss is not None:
                 run.losses.append((steps, worker.last_loss))
             if worker.last_memory is not None:
@@ -310,6 +314,9 @@ class _Soak:
             why = reference.failure.message if reference.failure is not None else "it did not start"
             sentence = f"inconclusive: the reference beside it failed: {why}"[:500]
             return LossCheck(basis=basis, words=sentence)
+        if run.loss_lag > 2 * reference.longest_lag + run.block:
+            why = f"its loss was not told in its last {run.loss_lag} steps; it may be nan"
+            raise wrong_loss(why, phase="soak")
         reports = (reference.report, run.report)
         losses = (reference.losses, run.losses)
         check = self.context.losses.check_soak(basis, reports, losses, steps=len(run.times))

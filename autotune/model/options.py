@@ -6,7 +6,6 @@ Where a set does not name one, the reference's value holds. An `entry` takes opt
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 import shlex
@@ -121,9 +120,14 @@ def has_shell(command: Sequence[str]) -> bool:
 
 
 _SHELL = re.compile(r"(?:ba|da|z|k|a|fi|c|tc)?sh|busybox|su|runuser|script")
-_READ_BY_SHELL = re.compile("ssh|rsh|pdsh|clush|eval|watch|parallel")
+_READ_BY_SHELL = re.compile("ssh|rsh|pdsh|clush|eval|watch|parallel|tmux|make|sbatch")
 """Programs that take a script after ``-c``, and those whose later words a shell reads again."""
-_SCRIPT_NEXT = re.compile(r"-\w*c\w*|--command")
+_SCRIPT_NEXT = re.compile(r"(?:^| )(?:-\w*c\w*|--command)(?: -\S*)*$")
+_CODE_NEXT = re.compile(
+    r"\b(?:python[\d.]*|perl|ruby|node|php|lua\w*|Rscript|julia)(?: -\S+)* "
+    r"(?:-\w*[ceEr]|--(?:eval|exec|print))$|(?:^| )(?:-S|--split-string)$"
+)
+"""The end of words after which an interpreter reads code, or another program a line again."""
 
 
 def _names_any(programs: re.Pattern[str], command: Sequence[str]) -> bool:
@@ -132,14 +136,14 @@ def _names_any(programs: re.Pattern[str], command: Sequence[str]) -> bool:
 
 
 def _is_script(before: Sequence[str], argument: str) -> bool:
-    """Returns whether a shell reads an argument: after ``-c`` or ``ssh``, or it has spaces.
+    """Returns whether it is code: after ``-c`` or ``ssh``, or it has spaces.
 
     An assignment (``NAME=text``, as for `env`) may have spaces.
     """
-    if _names_any(_READ_BY_SHELL, before):
+    line = " ".join(before)
+    if _CODE_NEXT.search(line) or _names_any(_READ_BY_SHELL, before):
         return True
-    dashed = itertools.takewhile(lambda word: word.startswith("-"), reversed(before))
-    follows_c = any(map(_SCRIPT_NEXT.fullmatch, dashed))
+    follows_c = _SCRIPT_NEXT.search(line) is not None
     if follows_c and _names_any(_SHELL, before):
         return True
     is_assignment = re.match(r"[A-Za-z_]\w*=", argument) is not None

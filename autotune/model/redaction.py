@@ -27,10 +27,10 @@ _URL = re.compile(r"(://[^:/@\s]*:)\S+@|(\bhttps?://|://(?![a-z][a-z_.-]*\d{0,2}
 
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"'&]+)"""
 _NAME = r"(?P<name>[^\W\d][\w.-]*)"
-_ASSIGNED = re.compile(rf"""(?P<head>{_NAME}(?:=|["']\s*[:=]\s*)){_VALUE}""")
+_ASSIGNED = re.compile(rf"""(?P<head>{_NAME}(?:=|["']\s*[:=]\s*|["']\]\s*=\s*(?=["']))){_VALUE}""")
 _OPTION = re.compile(rf"""(?P<head>(?<![\w-])--?{_NAME}(?:\s+|["'],\s*))(?!-){_VALUE}""")
 _HEADER = re.compile(
-    r"(?P<head>\b(?P<name>[\w-]*(?:authorization|password|passwd|secret|api[-_]?key)):\s*(?:bearer\s+|basic\s+)?"
+    r"(?P<head>\b(?P<name>[\w-]*(?:authorization|password|passwd|secret|api[-_]?key|(?:x-[\w-]+|private|access|auth|api|job|deploy)-token)):\s*(?:(?:bearer|basic|token)\s+)?"
     rf"|\bbearer\s+){_VALUE}",
     re.IGNORECASE,
 )
@@ -45,18 +45,8 @@ _EVERYDAY_VALUE = re.compile(r".{0,5}|[a-z]{6,7}|[\d.]{6,7}|/.*", re.DOTALL)
 _COUNT = re.compile(r"[\d.+-]{1,6}")  # no secret even under a weak name
 _SHORT = "p"  # a password's option in many programs, unless it is a number or a path
 _SHORT_VALUE = re.compile(r"[\d:]*|.*/.*|" + re.escape(REDACTED))
-_LOGIN = re.compile(
-    r"(?P<head>\b(?:wandb|huggingface-cli|hf "
-    r"auth|comet|ngc|clearml|neptune)\s+(?:relogin|login)\s+(?:--?\w[\w-]*\s+)*"
-    r"|\bcurl\b[^;&|\n]*?\s(?:-u|--user)[\s=]*[^\s:;&|]*:|\b(?:mysql|mysqldump|mariadb)\b[^;&|\n]*?\s-p"
-    r"|\bvault\s+login\s+(?:-\S+\s+)*"
-    r"|\b(?:docker|podman|nerdctl|buildah|skopeo|oras|helm\s+registry)\s+login\b[^;&|\n]*?"
-    r"\s(?:-p|--password)[\s=]+|\bredis-cli\b[^;&|\n]*?\s-a\s+"
-    r"|\bconfig(?:ure)?\s+set\s+\S*(?i:secret|token|password|api[_-]?key|access[_-]?key)\S*\s+"
-    r"|\b(?:sshpass|7za?|unrar)\b[^;&|\n]*?\s-p"
-    r"|(?i:(?<![a-z])ngc[\s_-]?(?:(?:cli|api)[\s_-]?)*key\W{1,4}(?:is\s+)?)(?=[\w-]*\d)(?=[\w-]{32}))"
-    r"(?P<value>(?![-*\s$])[^\s;&|]+)"
-)
+_BEFORE = "|".join(_NAMES["before"])
+_LOGIN = re.compile(rf"(?P<head>{_BEFORE})(?P<value>(?![-*\s$])[^\s;&|]+)")
 """Secrets by the words before: ``login``, ``-u USER:``, a joined ``-p``, the name of NGC's key."""
 _BASE64 = re.compile(
     r"(?<![\w/+.-])(?=\w*[a-z])(?=\w*[A-Z])(?=\w*\d)[A-Za-z0-9+]{40,}={0,2}(?![\w/+.-])"
@@ -78,11 +68,11 @@ def is_secret_name(name: str) -> bool:
 
 
 def secret_variables(environment: Mapping[str, str]) -> TextTable:
-    """Returns the variables of secret names, unless everyday text may hold the value."""
+    """Returns variables with a secret, by name or as a URL's, unless everyday text may hold it."""
     return {
         name: value
         for name, value in environment.items()
-        if is_secret_name(name)
+        if (is_secret_name(name) or _URL.search(value))
         and not _NO_SECRET.fullmatch(value)
         and not _EVERYDAY_VALUE.fullmatch(value)
     }
@@ -158,7 +148,12 @@ _NEAR = 8  # words before an argument among which its program is looked for
 def redact_data(data: Any, name: str = "") -> Any:
     """Redacts the secrets in plain data, such as a workload's options, under the key `name`."""
     if isinstance(data, Mapping):
-        return {key: redact_data(value, _nearer(str(key), name)) for key, value in data.items()}
+        # A value is judged by its own key, or by that of a table of secrets.
+        outer = _is_strong(name)
+        return {
+            key: redact_data(v, name if outer and not is_secret_name(str(key)) else str(key))
+            for key, v in data.items()
+        }
     if isinstance(data, list | tuple):
         if all(isinstance(v, str) for v in data) and not is_secret_name(name):
             return type(data)(redact_command(data))
@@ -177,11 +172,6 @@ def refuse_redacted(*given: Any, source: str, advice: str) -> None:
                 f"({json.dumps(redact_data(data), default=str)}), for they are never recorded; "
                 f"{advice}, or let the program read them from environment variables"
             )
-
-
-def _nearer(key: str, outer: str) -> str:
-    """The name that judges a value in a table: its own key, or that of a table of secrets."""
-    return outer if _is_strong(outer) and not is_secret_name(key) else key
 
 
 _LOOK_ALIKES = str.maketrans(

@@ -43,7 +43,7 @@ def own_settings(probe: Probe, command: Sequence[str], folder: Path) -> OwnSetti
     marks = probe.environment["XLA_FLAGS"].split()
     tokens = values.get("XLA_FLAGS", "").split()
     flags = " ".join(token for token in tokens if token not in marks)
-    has_missed = probe.processes and probe.has_dumped is False
+    has_missed = probe.has_dumped is False
     if environments and not flags and script.endswith(".py") and has_missed:
         line = _line(script, "XLA_FLAGS", "--xla_...")  # it sets its own while it runs
         raise _lost(
@@ -58,9 +58,9 @@ def own_settings(probe: Probe, command: Sequence[str], folder: Path) -> OwnSetti
     warnings = []
     if has_missed:
         warnings.append(
-            "XLA has compiled nothing under the flags that the program was given: let it take no "
-            "XLA_FLAGS from a file such as .env, and no programs from a compilation cache, or no "
-            "trial can change its settings"
+            "XLA has compiled nothing under the flags that the program was given: unless it trains "
+            "with JAX in a container or on another machine, let it take no XLA_FLAGS from a file "
+            "such as .env, and no programs from a compilation cache, or no trial can change it"
         )
     if tokens and tokens[-1] not in marks:
         line = _line(script, "XLA_FLAGS", flags)

@@ -274,7 +274,8 @@ def refuse_without_xla(result: ProbeResult) -> None:
     """Raises LaunchError for a program without XLA, unless its processes run out of sight."""
     command = result.request.command
     scripts = " ".join(scripts_of(command, result.request.cwd).values())
-    programs = {*map(os.path.basename, command), *re.findall(r"[\w.]+", scripts)}
+    mentioned = re.findall(r"[\w.]+", re.sub(r"#.*", "", scripts))
+    programs = {*map(os.path.basename, command), *mentioned}
     uses_xla = result.probe.processes or result.probe.has_dumped
     if not uses_xla and CARRIERS.isdisjoint(programs):
         raise LaunchError(

@@ -101,8 +101,8 @@ class Lock:
         if not _try_lock(self._descriptor, fcntl.LOCK_EX, path, mount):
             raise RunDirectoryError(
                 f"only one driver may write {path} but another does ({holder or 'unknown'}); "
-                "wait for it, stop it, or name another folder with --run-dir; a driver takes as "
-                "many lanes as it is given (--devices)"
+                "wait for it, stop it, or name another folder with --run-dir (tune, ab: --name); a "
+                "driver takes as many lanes as it is given (--devices)"
             )
         if holder and holder.may_live(mount):
             raise RunDirectoryError(
@@ -190,8 +190,8 @@ def _try_lock(descriptor: int, how: int, path: Path, mount: Mount, *, tries: int
             raise RunDirectoryError(
                 f"a run directory must lie on a file system with locks but {path} lies on "
                 f"{mount.kind} ({mount.point}), which has none ({error.strerror}); name another "
-                "folder with --run-dir, or have it mounted with locks (Lustre: `-o flock`; NFS: a "
-                "running lock daemon)"
+                "folder with --run-dir (tune, ab: --name), or have it mounted with locks (Lustre: "
+                "`-o flock`; NFS: a running lock daemon)"
             ) from error
     return False
 

@@ -33,7 +33,7 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from autotune.machine.environment import caller_environment
+from autotune.machine.environment import without_secrets
 from autotune.machine.files import make_folder
 from autotune.machine.host import utc_now
 from autotune.model.clock import Stopwatch
@@ -50,7 +50,7 @@ from autotune.model.records import (
     SessionRecord,
     TrialResult,
 )
-from autotune.model.redaction import redact_command, secret_variables, strike
+from autotune.model.redaction import redact_command
 from autotune.model.spec import StudySpec
 from autotune.rundir.files import (
     FileEnd,
@@ -110,7 +110,7 @@ class Folders:
     def write_beside(self, folder: Path, name: str, text: str) -> None:
         """Writes a file for people to read beside a measurement."""
         refuse_path(name)
-        write_atomically(folder / name, strike(text, _secrets()))
+        write_atomically(folder / name, without_secrets(text))
 
     def pairs(self, directory: str | None) -> Iterator[Pair]:
         """Reads the raw pairs of a measurement but a torn one; RunDirectoryError if damaged."""
@@ -266,7 +266,7 @@ class Store(Folders):
             raise RunDirectoryError(
                 f"{path / RECORDS} must hold the records of this run but has none, though "
                 f"{len(unnamed)} folders hold measurements ({', '.join(unnamed[:3])}); restore it "
-                "from a copy, or name another folder with --run-dir"
+                "from a copy, or name another folder with --run-dir (tune, ab: --name)"
             )
         body = {
             "schema_version": SCHEMA_VERSION,
@@ -297,7 +297,7 @@ class Store(Folders):
             fields = ", ".join(k for k in {**a, **b} if a.get(k) != b.get(k)) or "its measuring"
             raise RunDirectoryError(
                 f"{path} belongs to another study (different: {fields}); "
-                "name another folder with --run-dir (ab: --name), or restore the study file"
+                "name another folder with --run-dir (tune, ab: --name), or restore the study file"
             )
         empty = cls(path, spec, study_dir=store.study_dir)
         empty.earlier = _set_aside(path)
@@ -312,7 +312,7 @@ class Store(Folders):
                 raise RunDirectoryError(
                     f"{path / STUDY} must hold the study of this run but is lost, and its records "
                     "are not of this one; restore that file from a copy, or name another folder "
-                    "with --run-dir"
+                    "with --run-dir (tune, ab: --name)"
                 )
             return store
         # What an interrupted start leaves is no stranger.
@@ -321,7 +321,7 @@ class Store(Folders):
         if strangers:
             raise RunDirectoryError(
                 f"a new run directory must be empty but {path} holds {', '.join(strangers[:3])}; "
-                "name another folder with --run-dir"
+                "name another folder with --run-dir (tune, ab: --name)"
             )
         return store
 
@@ -358,7 +358,7 @@ class Store(Folders):
                 f"{error}: the program of the study or someone else has removed or changed it. "
                 f"Its {len(self._all)} records are kept; put them back (mv {copy} {self._file}), "
                 "keep the program from writing there (name a folder outside of its own with "
-                "--run-dir), and run the same command again"
+                "--run-dir; tune, ab: --name), and run the same command again"
             ) from error
         if self._is_sole_writer:
             self._add(stamped)  # type: ignore[arg-type]
@@ -373,8 +373,8 @@ class Store(Folders):
             raise RunDirectoryError(
                 f"raw pairs must stay where they are written but what was measured last {loss}: "
                 "the program of the study has removed them, or someone else; name a folder outside "
-                "of the program's own with --run-dir, and have it write to {folder} or to a folder "
-                "of another name"
+                "of the program's own with --run-dir (tune, ab: --name), and have it write to "
+                "{folder} or to a folder of another name"
             )
         directory = getattr(record, "directory", None)
         if directory is not None:  # a figure needs its raw samples
@@ -446,15 +446,10 @@ class Store(Folders):
         return view
 
 
-def _secrets() -> list[str]:
-    """Returns the values of the caller's variables of secret names, which programs may print."""
-    return list(secret_variables(caller_environment()).values())
-
-
 def _without_secrets(record: R) -> R:
     """Strikes the values of the caller's secrets out of a record."""
     data = record.model_dump(mode="json", exclude_none=True)
-    struck = strike(data, _secrets())
+    struck = without_secrets(data)
     if struck == data:
         return record
     return type(record).model_validate_json(json.dumps(struck))

@@ -239,7 +239,7 @@ class ParserProcess:
         answer = next(self._child.messages(self._timeout_s), None)
         if answer is not None:
             return answer
-        if self._child.was_killed():
+        if (self._child.status() or 0) < 0:  # by a signal
             raise StoppedError(
                 f"jaxlib's flag parser must answer but {self._child.describe_end()}; run the same "
                 "command again"

@@ -8,6 +8,7 @@ import statistics
 from rich.console import Console
 from rich.text import Text
 
+from autotune.machine.environment import without_secrets
 from autotune.model.clock import Stopwatch
 from autotune.model.records import (
     AaRecord,
@@ -55,7 +56,7 @@ class LineView:
     def line(self, text: str) -> None:
         """Prints one line after the study's time."""
         minutes, seconds = divmod(int(self._watch.total_s), 60)
-        line = f"[{minutes:3d}:{seconds:02d}] {visible_line(text)}"
+        line = f"[{minutes:3d}:{seconds:02d}] {visible_line(without_secrets(text))}"
         self._console.print(line, markup=False, highlight=False, emoji=False, soft_wrap=True)
 
     def stage(self, name: str, detail: str) -> None:

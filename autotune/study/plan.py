@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 import statistics
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -339,7 +338,7 @@ class Plan:
         return can_wait and not clocks_follow_load and self._is_interleaved(proven)
 
     def _soak(self, proven: FinalistResult) -> Step | Conclude | None:
-        """Returns an isolated run, a soak or the win of a proven set; None if it is refused."""
+        """Returns an isolated run, a soak or the win of a proven set; None if they refuse it."""
         isolated = self.alone(proven)
         if isinstance(isolated, Step):
             return isolated
@@ -398,11 +397,6 @@ class Plan:
         most = most_pairs(self._study, plan.stage)
         return standing(plan, self._runs, most=most, min_effect=self._min_effect)
 
-    def _ratio(self, plan: ProofRecord) -> float:
-        """Returns the ratio so far, 1 of too few pairs."""
-        estimate = self._standing(plan).result.estimate
-        return estimate.ratio if estimate else 1.0
-
     def _next_pair(self, plan: ProofRecord) -> int | None:
         """Returns the index of the next pair to run, from 0; None if there is none."""
         if self._standing(plan).is_over:
@@ -414,17 +408,23 @@ class Plan:
 
     def _next_of(self, stage: str, plans: Collection[ProofRecord]) -> Step | None:
         """Returns the next pair, or the verdicts to record; None if there are none."""
-        passed = [self._ratio(p) for p in plans if self._standing(p).result.is_passed]
-        best = min(passed, default=math.inf)
-        for plan in plans:
+        results = [self._standing(p).result for p in plans]
+        for plan, result in zip(plans, results, strict=True):
             repeat = self._next_pair(plan)
-            if repeat is None or self._ratio(plan) >= best:
+            if repeat is None:
                 continue
-            if self._clock.allows_pair(stage, is_needed=not passed):
+            passed = [r for r in results if r.is_passed]
+            if stage == CONFIRM:
+                passed = [r for r in passed if self._soak(r)]
+            estimate = result.estimate
+            # Only what looks better is planned, so it goes on until it has an estimate.
+            is_best = not estimate or all(
+                estimate.ratio < r.estimate.ratio for r in passed if r.estimate
+            )
+            if is_best and self._clock.allows_pair(stage, is_needed=not passed):
                 return self._pair(plan, repeat)
         if any(task.stage == stage for task in self._pairs):
             return Wait()
-        results = [self._standing(p).result for p in plans]
         news = tuple(r for r in results if self._records.is_news(r))
         return Write(news) if news else None
 

@@ -135,10 +135,6 @@ class StudyScreener:
         self._view.note(f"the space has {count} of {len(space.parameters)} settings left to search")
         return narrower
 
-    def _has_room_beside(self, screen: Screener) -> bool:
-        job = screen.job
-        return bool(job.target and spare_processors(job.topology.gpus_per_node))
-
     def _show(self, done: str) -> None:
         """Shows what is compiled, unless something is measured, which is shown then."""
         if not self._run.lanes.is_measuring:
@@ -187,7 +183,8 @@ class StudyScreener:
                 on=self._wait,
                 is_over=lambda: not self._is_on or time.monotonic() > self._groups_end_s,
             )
-            if not self._has_room_beside(screen):
+            job = screen.job
+            if not (job.target and spare_processors(job.topology.gpus_per_node)):
                 self.settled(wait=True)
 
     def _cluster(self, reference: WorkerReport) -> tuple[Target, Topology]:

@@ -14,8 +14,9 @@ from pathlib import Path
 from autotune.machine.environment import STEERING, caller_environment, steering_settings
 from autotune.machine.files import remove_tree
 from autotune.model.errors import StudyFileError
-from autotune.model.files import Texts
+from autotune.model.files import Texts, plain_text
 from autotune.model.flags import FlagSet, is_variable, reaches_out
+from autotune.model.spec import MOST_BYTES
 from autotune.model.texts import Note
 from autotune.programs.arrival import DEVICE_COUNT
 from autotune.settings.assignments import UNREAD, read_assignments
@@ -66,7 +67,7 @@ class Variant:
 def variant_of(command: Sequence[str], given: Sequence[str], file: Path | None) -> Variant:
     """Returns a variant in the caller's environment, with variables of a file, then those given."""
     try:
-        assigned = read_assignments(file.read_text(encoding="utf-8")) if file else []
+        assigned = read_assignments(plain_text(file, most=MOST_BYTES)) if file else []
     except (OSError, ValueError) as error:
         raise StudyFileError(
             f"{file} must be a text file that sets variables but cannot be read: {error}"

@@ -74,8 +74,7 @@ def last_lines(log: Path) -> Lines:
     before = lines[:-LAST_LINES]
     fatal = _lines_with("fatal", before)
     errors = _lines_with("logged", before)
-    steps = (i for i, line in enumerate(lines) if _TEXTS["progress"].search(line))
-    since = before[max(steps, default=-1) + 1 :]
+    since = before[_last_step(lines) + 1 :]
     raised = last_raised(since)
     if raised is not None:  # with one frame of its traceback
         reasons = [since[raised.frame], *since[raised.line : raised.line + 3]]
@@ -87,6 +86,11 @@ def last_lines(log: Path) -> Lines:
         *reasons,
         *lines[-LAST_LINES:][len(reasons) :],
     )
+
+
+def _last_step(lines: Output) -> int:
+    steps = (i for i, line in enumerate(lines) if _TEXTS["progress"].search(line))
+    return max(steps, default=-1)
 
 
 def _lines_with(name: str, lines: Output) -> list[str]:
@@ -182,7 +186,7 @@ def _judge(
         has_reason = not _lines_with("refers_back", [raised])
         # An exception that says its reason goes first: the log may hold older lines.
         errors = raised.splitlines() if has_reason else [*errors, *raised.splitlines()]
-    judgement = _ended_by_cluster(lines) or _judge_lines(
+    judgement = _ended_by_cluster(lines, number) or _judge_lines(
         kinds, errors, has_reason, number is not None
     )
     if judgement is not None:
@@ -207,11 +211,18 @@ def _judge(
     return without_result
 
 
-def _ended_by_cluster(lines: Output) -> Judgement | None:
-    """Returns what a scheduler says of a job that it ended, unless the program raised before."""
+def _ended_by_cluster(lines: Output, number: signal.Signals | None) -> Judgement | None:
+    """Returns what a scheduler says of a job that it ended, unless the program failed before.
+
+    What a program says before its last step may be of an earlier run.
+    """
+    if number in (*_FAULTS, signal.SIGABRT):
+        return None
+    last_step = _last_step(lines)
     for at, line in enumerate(lines):
         for kind, name in ((FailureKind.NODE_LOST, "node_lost"), (FailureKind.LAUNCH, "cluster")):
-            if _TEXTS[name].search(line):
+            is_now = at > last_step or _TEXTS["this_job"].search(line)
+            if is_now and _TEXTS[name].search(line):
                 raised = last_exception(lines[:at])
                 if raised is not None and not FOLLOW_UP.search(": ".join(raised)):
                     return None
@@ -221,7 +232,7 @@ def _ended_by_cluster(lines: Output) -> Judgement | None:
 
 def outside_in(lines: Output) -> FailureKind | None:
     """Returns the kind of a hang that another process's or job's end explains; None for others."""
-    ended = _ended_by_cluster(lines)
+    ended = _ended_by_cluster(lines, None)
     if ended is not None:
         return ended[0]
     if _TEXTS["peer"].search(reason_in(lines[-LAST_LINES:])):

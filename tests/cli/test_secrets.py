@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from autotune.model.clock import Stopwatch
 from autotune.model.errors import StudyFileError
 from autotune.results.export import FORMATS
 from autotune.rundir.store import Store
+from autotune.study.live import LineView
 from autotune.study.recheck import recheck_study
 from harness.simulated_machine import write_study
 from tests.console import autotune
@@ -137,3 +141,18 @@ def test_the_run_directory_is_private(folder: Path) -> None:
     others = [p.name for p in (folder / "run").rglob("*") if p.stat().st_mode & 0o077]
     assert set(others) == {"worker.log"}, "the formula's; a program's is private"
     assert Store.open(folder / "run").spec.name == "secretive"
+
+
+def test_neither_an_error_nor_a_line_of_progress_shows_the_value_of_a_secret_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MY_TOKEN", "hunter2-plain")
+    monkeypatch.setenv("DB", "postgresql://me:hunter2-db@h/x")
+    raises = "import os; raise RuntimeError(os.environ['MY_TOKEN'] + ' at ' + os.environ['DB'])"
+    (tmp_path / "train.py").write_text(raises)
+    done = autotune("tune", "--dry-run", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert "RuntimeError: *** at ***" in done.stderr
+    assert "hunter2" not in done.stdout + done.stderr
+    console = Console(file=io.StringIO(), width=200)
+    LineView(console, Stopwatch(), min_effect=0.005).note("it said hunter2-plain")
+    assert "note: it said ***" in console.file.getvalue()  # type: ignore[attr-defined]

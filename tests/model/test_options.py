@@ -103,19 +103,33 @@ SHELL_FORMS = [
     ("env", "A=1", "eval", "train", "{x}"),
     ("su", "me", "--command", "t{x}"),
     ("docker", "run", "image", "sh", "-c", "{x}"),
+    ("make", "train", "BATCH={x}"),
+    ("sbatch", "--wrap=train{x}"),
+    ("tmux", "new", "-d", "train{x}"),
+]
+CODE_FORMS = [
+    ("python", "-c", "train({x})"),
+    ("srun", "/opt/python3.12", "-u", "-c", "t{x}"),
+    ("perl", "-e", "{x}"),
+    ("node", "--eval", "t({x})"),
+    ("env", "-S", "train{x}"),
 ]
 
 
-@pytest.mark.parametrize("command", SHELL_FORMS, ids=" ".join)
-def test_what_a_shell_reads_is_a_script_with_or_without_a_blank(command: tuple[str, ...]) -> None:
-    assert has_shell(command)
+@pytest.mark.parametrize("command", [*SHELL_FORMS, *CODE_FORMS], ids=" ".join)
+def test_what_is_read_as_code_is_a_script_with_or_without_a_blank(command: tuple[str, ...]) -> None:
+    assert has_shell(command) == (command in SHELL_FORMS)
     assert "8" in filled_command(command, {"x": 8})[-1]
     for value in HOSTILE:
         with pytest.raises(SettingError, match="one word"):
             filled_command(command, {"x": value})
 
 
-@pytest.mark.parametrize("command", [("python", "train.py", "-c", "{x}"), ("sh", "train.sh", "{x}")], ids=" ".join)
+@pytest.mark.parametrize(
+    "command",
+    [("python", "train.py", "-c", "{x}"), ("sh", "train.sh", "{x}"), ("python", "-u", "t.py", "{x}")],
+    ids=" ".join,
+)
 def test_a_word_of_a_program_is_no_script(command: tuple[str, ...]) -> None:
     assert filled_command(command, {"x": "a;b"})[-1] == "a;b"
     assert has_shell(command) == (command[0] == "sh")

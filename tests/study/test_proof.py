@@ -73,6 +73,34 @@ def test_once_a_set_is_proven_no_worse_one_is_measured_on(run_replay: Run) -> No
     assert disagreements(store, conclusion) == []
 
 
+SETS = (("best", FlagSet({"xla_a": 1})), ("good", FlagSet({"xla_b": 1})))
+
+
+@pytest.mark.parametrize("stage", ["soak", "isolated"])
+def test_where_the_best_set_is_refused_after_its_proof_the_next_one_is_proven(run_replay: Run, stage: str) -> None:
+    def fail(settings: FlagSet, folder: Path) -> None:
+        if stage in folder.as_posix() and "xla_a" in settings:
+            raise failed(FailureKind.CRASH, "it fell")
+
+    spec = replay_study(effects={"xla_a=1": 0.8, "xla_b=1": 0.9}, noise="quiet")
+    launcher = Noting(spec, before=fail)
+    conclusion, store, _ = run_replay(spec, trials=2, first=SETS, space=NOTHING, launcher=launcher)
+    assert (conclusion.outcome, conclusion.settings) == (Outcome.WINNER, SETS[1][1])
+    assert disagreements(store, conclusion) == []
+
+
+@pytest.mark.parametrize(("ratio", "winner"), [(0.8, 0), (0.95, 1)])
+def test_a_set_that_a_continued_study_finds_is_proven_if_it_looks_better(
+    run_replay: Run, ratio: float, winner: int
+) -> None:
+    spec = replay_study(effects={"xla_a=1": ratio, "xla_b=1": 0.9}, noise="quiet")
+    for trials in (1, 2):
+        conclusion, store, _ = run_replay(spec, trials=trials, first=SETS[::-1], space=NOTHING)
+    assert conclusion.settings == SETS[winner][1]
+    assert len({r.settings for r in store.of(ConfirmRun)}) == 2 - winner
+    assert disagreements(store, conclusion) == []
+
+
 def test_the_plan_of_a_proof_stands_before_its_first_pair(run_replay: Run) -> None:
     sets = ({"xla_a": 1}, {"xla_a": 1, "xla_d": 2}, {"xla_d": 2})
     first = tuple((f"set {i}", FlagSet(s)) for i, s in enumerate(sets))

@@ -89,6 +89,30 @@ def test_what_a_read_program_does_late_in_one_process_is_seen(run_replay: Run) -
     assert conclusion.outcome is not Outcome.WINNER
 
 
+@pytest.mark.parametrize(
+    ("silent_from", "is_both", "is_refused"), [(400, False, True), (400, True, False), (0, False, False)]
+)
+def test_a_loss_that_is_told_no_more_is_refused_unless_the_references_is_not_either(
+    run_replay: Run, silent_from: int, is_both: bool, is_refused: bool
+) -> None:
+    """What a program prints for nan may not be what its pattern takes for a loss."""
+
+    def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
+        def fall_silent(times: Times, done: int) -> None:
+            worker.loss_lag = max(0, done + len(times) - silent_from) if silent_from else 7
+
+        if "soak" in folder.parts and (is_both or settings.get("xla_a") == "1"):
+            on_blocks(worker, fall_silent)
+
+    spec = replay_study(effects=FAST, noise="quiet", step_s=0.03, study=READ)
+    conclusion, store, _ = run_replay(spec, trials=1, first=PLANTED, launcher=Noting(spec, after=after))
+    (record,) = store.of(SoakRecord)
+    assert (record.failure is not None) is is_refused
+    if is_refused:
+        assert there(record.failure).kind is FailureKind.WRONG_LOSS
+        assert "its loss was not told in its last" in conclusion.sentence
+
+
 def test_a_read_program_that_is_short_is_started_again_and_the_longest_process_is_told(run_replay: Run) -> None:
     def after(worker: SimulatedWorker, settings: FlagSet, folder: Path) -> None:
         def end(times: Times, done: int) -> None:

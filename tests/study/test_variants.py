@@ -27,6 +27,13 @@ def test_flags_are_settings_and_never_variables_that_would_hide_those_of_the_cal
     assert found.variables == {"MODE": "x"}
 
 
+def test_a_file_of_variables_without_an_end_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for file in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
+        with pytest.raises(StudyFileError, match="must be a text file that sets variables"):
+            variant_of(["train.py"], (), file)
+
+
 def git(*words: str) -> None:
     subprocess.run(["git", *IDENTITY, *words], check=True, capture_output=True)
 
