@@ -394,8 +394,8 @@ class Plan:
         return Give(task, ("soak", name), name, "soak", detail)
 
     def _judge(self, plan: ProofRecord) -> Standing:
-        most = most_pairs(self._study, plan.stage)
-        return standing(plan, self._runs, most=most, min_effect=self._min_effect)
+        cap = most_pairs(self._study, plan.stage)
+        return standing(plan, self._runs, most=cap, min_effect=self._min_effect)
 
     def _next_pair(self, plan: ProofRecord) -> int | None:
         """Returns the index of the next pair to run, from 0; None if there is none."""
