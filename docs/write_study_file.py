@@ -21,10 +21,8 @@ SCHEMA = ROOT / "autotune" / "data" / "study.schema.json"
 
 HEAD = """# Study file: every key
 
-Made from the schema by `docs/write_study_file.py`; do not edit. `autotune tune` writes such a file with comments,
-`autotune run` says of a wrong key what is legal. Editors with the language server
-taplo show these texts where the file's first line is `#:schema` with the path of `autotune/data/study.schema.json`, as
-in files that autotune writes.
+Made by `docs/write_study_file.py`; do not edit. Editors with the language server taplo show these texts in files whose
+first line is `#:schema` with the path of `autotune/data/study.schema.json`. `[workload]` must be given, other tables may.
 
 A time is a number of seconds or text such as `"90s"`, `"30m"`, `"1h30m"`; a size is bytes or text such as `"72GiB"`.
 """  # noqa: E501
@@ -43,7 +41,11 @@ def page(data: Mapping[str, Any]) -> str:
     parts = [HEAD]
     for name, table in _tables(data, "", data):
         keys = table["properties"]
-        rows = [_row(key, told, table, data) for key, told in keys.items()]
+        rows = [
+            _row(key, told, table, data)
+            for key, told in keys.items()
+            if all(is_list for _, is_list in _inner(told, data))  # a table has a section of its own
+        ]
         title = f"## `[{name}]`" if name else "## At the top"
         parts.append(
             "\n".join(
@@ -134,7 +136,7 @@ def _kinds(told: Mapping[str, Any], data: Mapping[str, Any]) -> Iterator[str]:
 def _any_of(kinds: Iterable[str]) -> str:
     """Alternatives in words; text, number and boolean together are a value."""
     found = list(dict.fromkeys(kinds))
-    if {*_SCALARS} - {"whole number"} <= {*found}:
+    if {*_SCALARS} - {"integer"} <= {*found}:
         found = ["value", *(kind for kind in found if kind not in _SCALARS)]
     return " or ".join(found)
 
@@ -142,7 +144,7 @@ def _any_of(kinds: Iterable[str]) -> str:
 _WORDS = {
     "string": "text",
     "number": "number",
-    "integer": "whole number",
+    "integer": "integer",
     "boolean": "`true` or `false`",
 }
 _SCALARS = tuple(_WORDS.values())

@@ -117,7 +117,7 @@ def test_all_tests_go_on_with_the_set_that_was_not_reached_and_the_gate_knows_th
     house.commit()
     done = house.run("bash", ".ci/run")
     assert done.returncode == 0
-    assert "`make test-all` passed 2 commits ago" in done.stdout
+    assert "passed 2 commits" in done.stdout
     assert "test-screen" not in house.asked()
     (house.folder / "autotune/compiler/one.py").write_text("1")
     house.commit()
@@ -133,7 +133,7 @@ def test_a_failure_is_kept_by_name_and_does_not_hide_the_commit_at_which_all_pas
     assert record["sets"]["slow"]["failed"] == ["make test-slow ended with status 2"]
     assert record["sets"]["slow"]["passed"] == green != record["sets"]["slow"]["commit"]
     assert record["sets"]["test"]["passed"] == record["sets"]["test"]["commit"]
-    assert "passed 1 commits ago" in house.run("python3", ".ci/test_all.py", "--age").stdout
+    assert "passed 1 commits" in house.run("python3", ".ci/test_all.py", "--age").stdout
 
 
 def test_a_run_with_changes_that_are_not_committed_is_not_of_a_commit(house: House) -> None:

@@ -62,7 +62,8 @@ def test_every_file_and_test_that_the_pages_name_is_there(page: str) -> None:
         path, _, test = name.partition("::")
         if re.search(r"\b[A-Z]{3,}\b", path.removeprefix("README")):  # stands for another name
             continue
-        found = [p for p in (ROOT / path, ROOT / "autotune" / path, *ROOT.glob(f"autotune/*/{path}")) if p.exists()]
+        places = [ROOT / path, ROOT / "autotune" / path, ROOT / "tests" / path, *ROOT.glob(f"autotune/*/{path}")]
+        found = [place for place in places if place.exists()]
         assert found, f"{page} names {path}"
         if test:
             assert f"def {test}(" in found[0].read_text(encoding="utf-8"), f"{page} names {name}"
@@ -105,3 +106,18 @@ def test_every_study_key_that_a_message_names_is_there() -> None:
     ]
     assert len(named) > 30
     assert [found for found in named if found[2] not in sections[found[1]].model_fields] == []
+
+
+def asserted(tree: ast.AST) -> list[str]:
+    """Texts that asserts hold against what is printed, and patterns of `pytest.raises`."""
+    asserts = [node.test for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+    patterns = [node.value for node in ast.walk(tree) if isinstance(node, ast.keyword) and node.arg == "match"]
+    nodes = (part for node in (*asserts, *patterns) for part in ast.walk(node) if isinstance(part, ast.Constant))
+    return [node.value for node in nodes if isinstance(node.value, str)]
+
+
+def test_few_asserts_are_on_prose() -> None:
+    """On three words or more: a field, a status or a count says it whatever the sentence is; transcripts hold those."""
+    texts = [t for p in ROOT.glob("tests/**/*.py") for t in asserted(ast.parse(p.read_text(encoding="utf-8")))]
+    prose = [text for text in texts if " " in text and len(re.findall(r"\b[a-zA-Z]{2,}\b", text)) >= 3]
+    assert 100 < len(prose) <= 200

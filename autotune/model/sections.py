@@ -154,11 +154,7 @@ class ReadSpec(Section):
 
 
 class WorkloadSpec(Section):
-    """What runs: a workload that a worker builds, or the user's own program.
-
-    Secrets in `command` and `options` are redacted in dumps, and so are not part of a study's
-    identity.
-    """
+    """What runs: a workload that a worker builds, or the user's own program."""
 
     entry: str | None = None
     """``llama``, ``llama-small`` ... or ``package.module:function`` beside the study file."""
@@ -172,7 +168,7 @@ class WorkloadSpec(Section):
     """The program has ``autotune.hook.steps`` in its loop."""
     folder: Literal["own", "shared"] = "own"
     """``own``: what a process of a `command` writes into the study's folder is thrown away.
-    ``shared``: it stays, for files that are wanted or too large for the temporary folder.
+    ``shared``: it stays (docs/tune.md).
     """
     read: ReadSpec | None = None
     """How the steps of a program without the hook are read."""
@@ -184,8 +180,8 @@ class WorkloadSpec(Section):
     tokens_per_step: Product | None = None
     """Tokens of a step: a number, or a product such as ``batch * seq`` (docs/options.md)."""
     python: str | None = Field(None, min_length=1)
-    """Interpreter of the `command`, which is asked for its settings; default: the command's first
-    word if that is one, else autotune's.
+    """Interpreter that is asked for its settings; default: the `command`'s first word if that is
+    one, else autotune's.
     """
 
     @model_validator(mode="after")
@@ -256,7 +252,7 @@ class DeviceSpec(Section):
     """Where it runs."""
 
     platform: Literal["cpu", "cuda"] = "cpu"
-    """``cpu`` or ``cuda``."""
+    """Of all processes."""
     count: DeviceCount | None = None
     """Devices of all nodes together; on CPU virtual ones are made; default: all GPUs, one CPU."""
     process_count: DeviceCount = 1
@@ -264,8 +260,8 @@ class DeviceSpec(Section):
     node_count: DeviceCount = 1
     """Machines that one trial spans; more than one needs SLURM, see docs/cluster.md."""
     nic_bytes_per_s: float | None = Field(None, gt=0, allow_inf_nan=False)
-    """Bytes/s that each GPU can send to other machines, one way, for predictions; default: as in
-    `autotune targets list`. Google's A3 has 12.5e9, A3 Mega 25e9, NVIDIA's DGX H100 50e9.
+    """Bytes/s that each GPU can send to other machines, for predictions; default: as in `autotune
+    targets list`. Google's A3 has 12.5e9, A3 Mega 25e9, NVIDIA's DGX H100 50e9.
     """
 
     @model_validator(mode="after")
@@ -313,15 +309,12 @@ class MeasureSpec(Section):
     block_s: Seconds | Literal["auto"] = "auto"
     """Shortest counted part of a block, seconds; ``auto``: 0.05, and on GPUs 2."""
     start_limit_s: Seconds | None = None
-    """Longest time from process start to readiness (import, compilation, warm-up); default: four
-    times the reference's, at least 2 minutes; 10 minutes for the reference itself.
-    """
+    """Longest time from process start to readiness; defaults of both limits: docs/budgets.md."""
     block_limit_s: Seconds | None = None
-    """Time until a block counts as hung; default: ten times the reference's, at least 2 minutes."""
+    """Time until a block counts as hung."""
     mode: Literal["auto", "interleaved", "aba"] = "auto"
-    """``interleaved``: two resident processes alternate block by block; a `command` without the
-    hook is paused by signals (docs/tune.md). ``aba``: fresh runs one at a time, reference,
-    candidate, reference. ``auto``: interleaved where the program can and the memory holds two.
+    """``interleaved``: two resident processes alternate block by block (docs/tune.md). ``aba``:
+    fresh runs one at a time. ``auto``: interleaved where the program can and two fit in memory.
     """
     run_steps: int = Field(20, ge=1, le=100_000)
     """Steps that are measured in each fresh run of an ABA run."""
@@ -347,9 +340,7 @@ class ConfirmSpec(Section):
     minimise: bool = True
     """Drop each setting that does not pay for itself."""
     isolated: int = Field(40, ge=0, le=1000)
-    """Most isolated runs of each arm, which must show that a proven set is faster there, too; at
-    least 4 are made. 0 leaves them out, and exports say so.
-    """
+    """Most isolated runs of each arm, which must show that a proven set is faster; 0 for none."""
     soak: SoakSeconds = 60.0
     """Seconds of steps that the winner must run without a fault; exports say if it is 0."""
     soaks: int = Field(SOAK_LOOKS, ge=1, le=MOST_LOOKS)
@@ -408,15 +399,13 @@ class SearchSpec(Section):
     groups: Texts = ()
     """Groups of the catalogue whose settings are searched."""
     without: Texts = ()
-    """Settings that are not searched with their group, such as flags that the program sets last."""
+    """Settings that are not searched with their group."""
     recipes: Texts = ()
-    """Published sets that are tried first, each filtered to what the installed build has."""
+    """Published sets that are tried first, as far as the installed build has them."""
     first: tuple[NamedSet, ...] = ()
     """Sets with names that are tried before the sampler proposes."""
     sampler: str = "additive"
-    """``additive`` (a sparse model of effects), ``tpe``, ``random``, or ``module:Class``: a sampler
-    of Optuna or your own, importable or beside the study file (docs/extending.md).
-    """
+    """``additive``, ``tpe``, ``random``, or ``module:Class`` of Optuna or own (docs/search.md)."""
 
     @field_validator("settings")
     @classmethod

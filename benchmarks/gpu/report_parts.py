@@ -57,7 +57,7 @@ def sections(out: Path, mark: str) -> tuple[list[Section], dict[str, Chart]]:
             found.append(
                 (
                     f"The {study} model: default, winner and published recipes",
-                    table(out, study, mark, plots),
+                    table(out, study, mark, plots, is_whole=not found),
                 )
             )
     if (said := sentence_of(out / "found")) is not None:
@@ -93,8 +93,10 @@ def spread_of(accepted: dict[str, Row]) -> tuple[float, int] | None:
     return (math.sqrt(statistics.mean(r * r for r in ratios) / 2), len(ratios)) if ratios else None
 
 
-def table(out: Path, study: str, mark: str, plots: dict[str, Chart]) -> list[str]:
-    """The table of all sets, with a forest of their ratios."""
+def table(
+    out: Path, study: str, mark: str, plots: dict[str, Chart], is_whole: bool = True
+) -> list[str]:
+    """The table of all sets, or of the default, the fastest and the slowest; a forest of all."""
     rows, runs = steady_rows(out, study), runs_of(out, study)
     if not any(name == "default" for name, _, _ in runs):
         return ["The default did not run: nothing can be compared."]
@@ -107,7 +109,7 @@ def table(out: Path, study: str, mark: str, plots: dict[str, Chart]) -> list[str
         "| set | step | over the default's, 95 % interval | MFU | J/token | predicted |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for name in names:
+    for name in names if is_whole else [*names[:2], *names[2:][-1:]]:
         own = [r for r, (n, _, _) in zip(rows, runs, strict=True) if n == name]
         lines.append(table_row(name, own, found.ratios.get(name), predicted))
     label = f"{study}{mark}"
@@ -176,8 +178,7 @@ def words(found: Estimates, rows: list[Row]) -> list[str]:
     tokens = rows[0]["report"]["tokens_per_step"]
     least = min((r.runs for r in found.ratios.values()), default=0)
     return [
-        f"{len(rows)} fresh processes, {least} or more of each set, each alone on the GPU. All "
-        "intervals hold together "
+        f"{len(rows)} fresh processes, {least} or more of each set. All intervals hold together "
         f"with 95 %; the standard deviation of a process is {sd}. A step has {tokens} tokens. "
         f"Clocks were held back by {', '.join(held) or 'nothing that was seen'}."
     ]

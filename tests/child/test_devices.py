@@ -39,7 +39,7 @@ def jax_that(found: Any, *, log: Exception | None = None) -> Any:
     ],
 )
 def test_a_process_without_a_gpu_says_so_in_the_words_of_jax(jax: Any, said: str) -> None:
-    with pytest.raises(NoDeviceError, match="JAX finds no GPU though the study asks for one") as error:
+    with pytest.raises(NoDeviceError, match="no GPU") as error:
         find_devices(jax, "cuda")
     assert said in str(error.value)
     assert "\n" not in str(error.value)

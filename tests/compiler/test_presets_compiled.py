@@ -67,7 +67,7 @@ def test_fused_attention_asks_the_described_gpu_and_no_backend_is_started_for_it
     fused = {"head_size": head_size, "dtype": "bfloat16", "batch": 16, "mesh": {"fsdp": 8}, "attention": "cudnn"}
     with contextlib.closing(Compiler(job(fused, target))) as compiler:
         if not is_taken:  # the largest head before Hopper is 128
-            with pytest.raises(LaunchError, match="head dim must be <= 128"):
+            with pytest.raises(LaunchError, match=r"head dim .*<= 128"):
                 list(compiler.compile([FlagSet()]))
             return
         (result,) = compiler.compile([FlagSet()])

@@ -95,7 +95,7 @@ def test_equal_programs_have_no_differences_and_different_ones_always_one() -> N
     assert "loops: 2 -> 0" in told
     lost = [op.model_copy(update={"trip_count": None}) if op.kind is OpKind.LOOP else op for op in one.schedule]
     uncounted = one.model_copy(update={"fingerprint": "two", "schedule": tuple(lost)})
-    assert any(c.startswith("loops of unknown length, counted once: 1 -> 2") for c in changes(one, uncounted))
+    assert any("counted once: 1 -> 2" in c for c in changes(one, uncounted))
 
 
 @pytest.mark.parametrize("colon", [":", ": "], ids=["as XLA writes it", "as JAX does, and XLA leaves it"])

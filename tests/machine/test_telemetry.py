@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -113,7 +114,7 @@ def test_a_driver_that_never_answers_does_not_stop_the_study(two: FakeNvml, monk
         assert asked.wait(30)
     release.set()
     (warning,) = watch.take().warnings
-    assert "not watched any more" in warning
+    assert "not watched" in warning
     with watch.block("candidate"):  # and nothing asks again
         pass
     assert watch.take() == Telemetry(None, ())
@@ -171,10 +172,10 @@ def test_what_holds_one_arm_back_between_two_looks_is_counted_and_named(
 
     found = run_blocks(GpuWatch(pynvml, None), lambda arm: two.set(1, field, 4_000_000_000))
     alone, also = found.warnings
-    assert alone.startswith(f"the reference alone was held back by {words}")
-    assert "40.0 % of its time, the other arm 0.0 %" in alone
-    assert also.startswith(f"a GPU was held back by {words}")
-    assert "for 4.0 of 20.0 s" in also
+    assert all(f" by {words}" in warning for warning in found.warnings)
+    assert alone.startswith("the reference")
+    assert re.findall(r"[\d.]+ %", alone) == ["40.0 %", "0.0 %"]
+    assert re.match(r"a GPU .* 4\.0 of 20\.0 s", also)
 
 
 @pytest.mark.parametrize(("reference", "candidate", "named"), toml_beside(__file__)["held_back"])

@@ -53,14 +53,14 @@ def test_a_name_that_no_keyword_has_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"x"])
 def test_a_value_that_json_cannot_say_is_refused(value: Any) -> None:
-    with pytest.raises(SettingError, match="an option's value must be"):
+    with pytest.raises(SettingError, match="option's value"):
         option_text(value)
 
 
 def test_a_value_that_is_no_json_is_refused_when_it_is_read() -> None:
-    with pytest.raises(SettingError, match=r"option\.batch must be JSON"):
+    with pytest.raises(SettingError, match=r"option\.batch"):
         options_in(FlagSet({"option.batch": "{1"}))
-    with pytest.raises(SettingError, match="must be JSON"):
+    with pytest.raises(SettingError, match="be JSON"):
         options_in(FlagSet({"option.batch": "[" * 100_000}))
 
 
@@ -89,7 +89,7 @@ def test_an_argument_by_itself_gets_each_value_as_it_is() -> None:
     assert filled_command(["bash", "-lc", "NAME=1 run {x}"], {"x": 8})[2] == "NAME=1 run 8"
     with pytest.raises(SettingError, match="x is '8; touch X'"):
         filled_command(["bash", "-lc", "NAME=1 run {x}"], {"x": "8; touch X"})
-    with pytest.raises(StudyFileError, match="must be one word"):
+    with pytest.raises(StudyFileError, match="one word"):
         parse_study(CASES["unsafe_script"])
 
 
@@ -170,7 +170,7 @@ def test_a_command_has_options_in_its_arguments() -> None:
 def test_a_named_set_may_hold_options_of_the_study_and_no_others() -> None:
     spec = study(options={"batch": [8, 16]}, first=[{"name": "big", "options": {"batch": 16}}])
     assert spec.search.first[0].whole == FlagSet({"option.batch": "16"})
-    with pytest.raises(SettingError, match="did you mean"):
+    with pytest.raises(SettingError, match="you mean"):
         study(options={"batch": [8, 16]}).under(FlagSet({"option.bach": "16"}))
 
 
@@ -178,13 +178,13 @@ def test_a_value_that_the_study_does_not_list_is_put_into_no_command() -> None:
     spec = study(COMMAND, options={"batch": [8, 16]}, first=[{"name": "big", "options": {"batch": 64}}])
     assert spec.under(FlagSet({"option.batch": "64"})).workload.options["batch"] == 64
     for text in ("32", '"; rm -rf ~"', '"--evil"'):
-        with pytest.raises(SettingError, match="must have a value that the study lists"):
+        with pytest.raises(SettingError, match="study lists"):
             spec.under(FlagSet(option_sets({"batch": json.loads(text)})))
 
 
 @pytest.mark.parametrize("text", ['"\\u001b[2Jred"', '"a\\n--evil=1"', '["a", {"b": "c\\u0000"}]', '{"a\\tb": 1}'])
 def test_what_json_hides_behind_a_backslash_ends_no_line(text: str) -> None:
-    with pytest.raises(SettingError, match="must be printable text"):
+    with pytest.raises(SettingError, match="printable text"):
         FlagSet({"option.x": text})
 
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,9 @@ def broken(**more: object) -> str:
 def test_every_problem_is_told_at_once_and_a_misspelt_key_named() -> None:
     message = broken(serach={"trials": 3}, measure={"pair_cap": 3})
     assert "x.toml" in message
-    assert "`serach` is not a key of a study; did you mean `search`?" in message
-    assert "`measure.pair_cap` is not a key of a study; did you mean `pairs_cap`?" in message
-    with pytest.raises(StudyFileError, match="`workload` must be given"):
+    assert re.search("`serach` .*`search`", message)
+    assert re.search("`measure.pair_cap` .*`pairs_cap`", message)
+    with pytest.raises(StudyFileError, match="`workload` must"):
         parse_study({"name": "s"})
     message = broken(search={"trials": 0}, measure={"pairs_cap": 1}, extra=1)
     assert message.count("\n  - ") == 3
@@ -119,7 +120,7 @@ ENDLESS = {
 def test_a_study_file_without_an_end_is_refused_before_it_is_parsed(tmp_path: Path, text: str) -> None:
     file = tmp_path / "s.toml"
     file.write_text(text)
-    with pytest.raises(StudyFileError, match="a study file must"):
+    with pytest.raises(StudyFileError, match="study file"):
         load_study(file)
 
 

@@ -37,9 +37,9 @@ def test_each_face_brings_no_more_than_it_needs() -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="must be a run directory"):
+    with pytest.raises(RunDirectoryError, match="run directory"):
         autotune.load(tmp_path)
-    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+    with pytest.raises(AttributeError, match="'lode'"):
         _ = autotune.lode
     assert {"load", "compare", "Study"} <= set(dir(autotune))
 
@@ -53,8 +53,8 @@ def test_a_study_as_an_object(finished: Store) -> None:
     assert s.settings.shape == (count, 4)
     assert s.steps["step_s"].gt(0).all()
     assert dict(there(s.winner).settings) == {"NCCL_DEBUG": "WARN", "xla_a": "1", "xla_d": "2"}
-    assert re.search(r"step time 7\.[89] % less", repr(s))  # 7.85 %: 0.95 * 0.97
-    assert re.search(r"step time 7\.[89] % less", s._repr_html_())
+    assert re.search(r"7\.[89] % less", repr(s))  # 7.85 %: 0.95 * 0.97
+    assert re.search(r"7\.[89] % less", s._repr_html_())
 
 
 def test_a_study_without_a_winner_has_none(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_study_without_a_winner_has_none(tmp_path: Path) -> None:
     s = autotune.load(tmp_path)
     assert s.winner is None
     assert s.verdict == "not ended yet"
-    assert s.plot.forest()._repr_html_() == "<p>nothing to draw yet</p>"
+    assert "nothing to draw" in s.plot.forest()._repr_html_()
     assert ElementTree.fromstring(s.plot.forest().picture).tag.endswith("svg")
     for frame in (s.trials, s.steps, s.estimated_effects()):
         assert frame.empty

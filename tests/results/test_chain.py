@@ -48,7 +48,7 @@ def proven(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.parametrize("proven", [BY_FORMULA], indirect=True, ids=["formula"])
 def test_a_winner_that_was_proven_elsewhere_is_executed_by_force_alone(proven: Path) -> None:
     called(proven, "export", RUN, "--format", "env", "-o", "winner.env")
-    assert "device_kind: proven with simulated, here cpu" in called(proven, "verify", "winner.env", code=1)
+    assert "proven with simulated," in called(proven, "verify", "winner.env", code=1)
     command = ("winner.env", "--", "sh", "-c", 'printf %s "$XLA_FLAGS"')
     assert started(proven, "exec", *command, code=2) == ""
     assert started(proven, "exec", "--force", *command) == "--xla_backend_optimization_level=2"
@@ -62,5 +62,5 @@ def test_a_winner_is_found_to_hold_and_takes_its_older_proof_s_place(proven: Pat
     assert "xla_backend_optimization_level=2 still holds" in again["sentence"]
     # The recheck is a proof of its own: exported and kept in the older one's place.
     assert called(proven, "library", "add", again["run"]).strip() == kept
-    assert "proven for just this" in called(proven, "best")
+    assert "just this" in called(proven, "best")
     called(proven, "report", again["run"])

@@ -107,7 +107,7 @@ def test_an_honest_run_agrees_with_itself(run: Store) -> None:
 def test_a_false_claim_is_caught(run: Store, attack: Callable[[Record], None]) -> None:
     found = told(forged(run, attack))
     assert found
-    assert [x for x in found if "it takes the work of a step as" not in x] == []
+    assert [x for x in found if "the work" not in x] == []
 
 
 def test_work_that_is_taken_out_is_missed_in_the_raw_pairs(run: Store) -> None:
@@ -115,13 +115,13 @@ def test_work_that_is_taken_out_is_missed_in_the_raw_pairs(run: Store) -> None:
         if record["kind"] == "confirm_run":
             record.pop("work")
 
-    assert any("its raw pairs give log ratio 0.4" in line for line in told(forged(run, hide)))
+    assert any("log ratio 0.4" in line for line in told(forged(run, hide)))
 
 
 def test_an_option_that_the_study_does_not_list_is_caught(run: Store) -> None:
     file = run.path / RECORDS
     file.write_text(file.read_text().replace('"option.batch":"16"', json.dumps({"option.batch": '"8; touch X"'})[1:-1]))
-    assert any("must have a value that the study lists" in line for line in told(Store.open(run.path)))
+    assert any("study lists" in line for line in told(Store.open(run.path)))
 
 
 def test_a_run_of_flags_alone_cannot_claim_any_work(run_replay: Run) -> None:
@@ -129,4 +129,4 @@ def test_a_run_of_flags_alone_cannot_claim_any_work(run_replay: Run) -> None:
     _, store, _ = run_replay(study({"xla_a=1": 0.9}), trials=1, first=sets(flag), space=SPACE)
     found = told(forged(store, lambda record: claim(record, reference=4096, candidate=8192)))
     assert found
-    assert any("it takes the work of a step as 8192 over 4096" in line for line in found)
+    assert any("8192 over 4096" in line for line in found)

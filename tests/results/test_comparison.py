@@ -75,7 +75,7 @@ def test_an_unknown_axis_and_an_unmeasured_run_are_refused(finished: Store, tmp_
         compare_stores([finished, finished], by=["jaxlb"])
     empty = Store.create_or_resume(tmp_path, replay_study(), study_dir=tmp_path)
     empty.close()
-    with pytest.raises(NotComparableError, match="must have measured its reference"):
+    with pytest.raises(NotComparableError, match="its reference"):
         compare_stores([finished, empty])
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from autotune.model.texts import text_lines
@@ -9,9 +11,10 @@ from tests.compiler.rules import DECOMPOSE, GRAPHS, P2P, Rules, screen
 
 def test_a_study_is_told_what_acts_with_what() -> None:
     report = screen(Rules()).run({P2P: ["true"], DECOMPOSE: ["0"], GRAPHS: ["FUSION,CUSTOM_CALL"]})
-    assert f"{P2P} acts only together with {DECOMPOSE}" in describe_screen(report)
-    assert f"{GRAPHS} acts only with cuBLAS GEMMs" in describe_screen(report)
-    assert f"  {DECOMPOSE} (only together with {P2P})" in describe_screen(report, has_values=True)
+    lines = "\n".join(describe_screen(report, has_values=True))
+    assert re.search(f"{P2P} acts .* {DECOMPOSE}\n", lines)
+    assert re.search(f"{GRAPHS} acts .* cuBLAS", lines)
+    assert re.search(f"  {DECOMPOSE} .* {P2P}\\)", lines)
 
 
 @pytest.mark.parametrize("end", ["\n", "\r", "\v", "\x1c", "\x85", "\u2028", "\x1b[2J"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -52,21 +53,23 @@ def test_nor_can_the_study_of_a_run(tmp_path: Path) -> None:
     data = json.loads((run / "study.json").read_text())
     data["study"]["baseline"] = {"LD_PRELOAD": "/tmp/evil.so"}
     (run / "study.json").write_text(json.dumps(data))
-    with pytest.raises(RunDirectoryError, match="LD_PRELOAD changes which program runs"):
+    with pytest.raises(RunDirectoryError, match="LD_PRELOAD changes"):
         Store.open(run)
 
 
-@pytest.mark.parametrize("form", list(FORMATS))
-def test_no_exported_file_can(form: str) -> None:
-    text = render_winner(make_winner({"NCCL_X": "1"}), form).replace("NCCL_X", "BASH_ENV")
-    with pytest.raises(AutotuneError, match=r"`settings`: .*BASH_ENV changes which program runs"):
-        parse_winner(text, source="file")
+VALUES = ["a\\nexport B=c", "\\u001b[2J", "\\u0000"]
 
 
-@pytest.mark.parametrize("value", ["a\\nexport B=c", "\\u001b[2J", "\\u0000"])
-def test_nor_a_value_that_ends_a_line(value: str) -> None:
-    text = render_winner(make_winner({"NCCL_X": "proven"}), "json").replace('"proven"', f'"{value}"')
-    with pytest.raises(AutotuneError, match="must be printable text"):
+@pytest.mark.parametrize(
+    ("form", "old", "new", "words"),
+    [
+        *((form, "NCCL_X", "BASH_ENV", r"`settings`: .*BASH_ENV changes") for form in FORMATS),
+        *(("json", '"proven"', f'"{value}"', "printable text") for value in VALUES),
+    ],
+)
+def test_no_exported_file_can_nor_a_value_that_ends_a_line(form: str, old: str, new: str, words: str) -> None:
+    text = render_winner(make_winner({"NCCL_X": "proven"}), form).replace(old, new)
+    with pytest.raises(AutotuneError, match=words):
         parse_winner(text, source="file")
 
 
@@ -81,7 +84,7 @@ def test_what_reaches_files_or_is_dangerous_is_refused(finished: Store, tmp_path
     (run / "study.json").write_text(json.dumps(data))
     records, spec = run / "records.jsonl", Store.open(run).spec
     assert spec.baseline[name] == "1"  # legal in one's own study
-    with pytest.raises(AutotuneError, match="holds another study than the one that was run"):
+    with pytest.raises(AutotuneError, match="another study"):
         winner_of(Store.open(run))
     records.write_text(records.read_text().replace(finished.spec.identity, spec.identity))
     with pytest.raises(SettingError, match=words):
@@ -121,7 +124,7 @@ def test_a_figure_edited_after_the_fact_is_refused(
     which = {"stage": stage} if stage else {}
     run = edited(SMALL, tmp_path / "run", kind, lambda r: merge(r, change), **which)
     for use in (lambda: winner_of(Store.open(run)), lambda: read_winner(run)):
-        with pytest.raises(AutotuneError, match=rf"must follow from the records(.|\n)*{words}"):
+        with pytest.raises(AutotuneError, match=rf"from the records(.|\n)*{words}"):
             use()
 
 
@@ -132,10 +135,10 @@ def test_so_are_raw_pairs_that_were_edited_or_taken_away(tmp_path: Path) -> None
     for pair in pairs:
         pair["candidate_s"] = [s / 2 for s in pair["candidate_s"]]
     file.write_text("".join(json.dumps(p) + "\n" for p in pairs))
-    with pytest.raises(AutotuneError, match=r"its raw pairs give log ratio -0\.79"):
+    with pytest.raises(AutotuneError, match=r"log ratio -0\.79"):
         read_winner(run)
     file.unlink()
-    with pytest.raises(AutotuneError, match="it has no raw pairs"):
+    with pytest.raises(AutotuneError, match="no raw"):
         read_winner(run)
 
 
@@ -181,7 +184,7 @@ def test_another_run_of_that_name_is_not_its_run(finished: Store, tmp_path: Path
     file = tmp_path / "winner.json"
     file.write_text(render_winner(winner_of(finished), "json"))
     shutil.copytree(SMALL, tmp_path / finished.path.name)
-    assert "is of another proof" in (check_records(read_winner(file), file).unchecked or "")
+    assert "another proof" in (check_records(read_winner(file), file).unchecked or "")
 
 
 @pytest.mark.parametrize("name", ["../run", "/etc", "a/b", ".."])
@@ -189,44 +192,36 @@ def test_a_file_cannot_name_a_run_elsewhere(finished: Store, tmp_path: Path, nam
     data = json.loads(winner_of(finished).model_dump_json())
     data["run"] = name
     winner = type(winner_of(finished)).model_validate(data)
-    assert "is not here" in (check_records(winner, tmp_path / "below" / "winner.json").unchecked or "")
+    assert "not here" in (check_records(winner, tmp_path / "below" / "winner.json").unchecked or "")
 
 
 def test_what_is_shown_of_an_edited_run_says_so(tmp_path: Path) -> None:
     run = edited(SMALL, tmp_path / "run", "conclusion", lambda r: r["estimate"].update(TWICE))
     shown = render_markdown(Store.open(run))
-    assert "DO NOT BELIEVE the conclusion: xla_cpu_prefer_vector_width=512: its proof gives estimate 0.9" in shown
-    assert "DO NOT BELIEVE" not in render_markdown(Store.open(SMALL))
+    assert re.search(r"BELIEVE .* xla_cpu_prefer_vector_width=512: .* estimate 0\.9", shown)
+    assert "NOT BELIEVE" not in render_markdown(Store.open(SMALL))
 
 
 BEFORE = [json.loads(line) for line in (SMALL / "records.jsonl").read_text().splitlines()]
 CONCLUDED = next(i for i, r in enumerate(BEFORE) if r["kind"] == "conclusion")
 
 
-@pytest.mark.parametrize("kind", sorted({r["kind"] for r in BEFORE[:CONCLUDED]}))
-def test_a_winner_of_which_records_are_lost_is_refused(tmp_path: Path, kind: str) -> None:
-    def lose(records: list[dict[str, Any]]) -> None:
-        records[:] = [r for r in records if r["kind"] != kind]
-
-    run = Path(shutil.copytree(SMALL, tmp_path / "run"))
-    rewrite(run, lose)
-    with pytest.raises(AutotuneError, match="the conclusion was drawn from 24 records"):
-        winner_of(Store.open(run))
+LOST = [(kind, "from 24 records") for kind in sorted({r["kind"] for r in BEFORE[:CONCLUDED]})]
 
 
-@pytest.mark.parametrize("kind", ["session", "aa_run"])
-def test_a_winner_without_its_machine_is_refused_even_if_its_records_are_counted_anew(
-    tmp_path: Path, kind: str
+@pytest.mark.parametrize(("kind", "words"), [*LOST, ("session", "recorded before"), ("aa_run", "recorded before")])
+def test_a_winner_of_which_records_are_lost_is_refused_even_if_those_left_are_counted_anew(
+    tmp_path: Path, kind: str, words: str
 ) -> None:
     def lose(records: list[dict[str, Any]]) -> None:
         records[:] = [r for r in records if r["kind"] != kind]
         for number, record in enumerate(records):
-            if record["kind"] == "conclusion":
+            if record["kind"] == "conclusion" and words == "recorded before":
                 record["record_count"] = number
 
     run = Path(shutil.copytree(SMALL, tmp_path / "run"))
     rewrite(run, lose)
-    with pytest.raises(AutotuneError, match="is recorded before"):
+    with pytest.raises(AutotuneError, match=words):
         winner_of(Store.open(run))
 
 
@@ -235,7 +230,7 @@ def test_a_record_more_and_a_conclusion_without_its_count_are_refused(tmp_path: 
     rewrite(more, lambda records: records.insert(3, {"at_s": 1.0, "kind": "incident", "what": "x"}))
     none = edited(SMALL, tmp_path / "none", "conclusion", lambda r: r.pop("record_count"))
     for run in (more, none):
-        with pytest.raises(AutotuneError, match="the conclusion was drawn from"):
+        with pytest.raises(AutotuneError, match="drawn from"):
             winner_of(Store.open(run))
 
 

@@ -44,7 +44,7 @@ def test_a_file_system_without_locks_is_refused_with_advice(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(RunDirectoryError, match=r"file system with locks but .* another folder with --run-dir"):
+    with pytest.raises(RunDirectoryError, match=r"with locks .* --run-dir"):
         Lock(tmp_path)
     assert not is_held(tmp_path)
 
@@ -62,7 +62,7 @@ def left_by(tmp_path: Path, host: str, boot: str) -> None:
 @pytest.mark.usefixtures("node_local")
 def test_a_driver_on_another_machine_counts_until_a_person_says_that_it_is_dead(tmp_path: Path) -> None:
     left_by(tmp_path, "othernode", "another-boot")
-    with pytest.raises(RunDirectoryError, match=r"process 4711 on othernode has not ended.* delete .*/lock"):
+    with pytest.raises(RunDirectoryError, match=r"process 4711 on othernode .* delete .*/lock"):
         Lock(tmp_path)
     assert is_held(tmp_path)
     assert read_holder(tmp_path) is not None
@@ -115,5 +115,5 @@ def test_of_two_machines_that_start_at_once_one_gives_way(tmp_path: Path, monkey
         left_by(tmp_path, "othernode", "another-boot")
 
     monkeypatch.setattr(os, "fsync", overtaken)
-    with pytest.raises(RunDirectoryError, match="another began just now"):
+    with pytest.raises(RunDirectoryError, match="just now"):
         Lock(tmp_path)

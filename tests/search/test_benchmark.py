@@ -112,4 +112,4 @@ def test_runs_go_on_where_they_stopped_and_become_a_report(tmp_path: Path) -> No
     search("report", "--out", str(out))
     text = (tmp_path / "search.md").read_text()
     assert "**additive**" in text
-    assert "Not run: without pairs" in text
+    assert "without pairs" in text

@@ -77,7 +77,7 @@ def test_the_plugin_holds_the_flags_of_the_cpu(report: ProbeReport, tmp_path_fac
 
 def test_a_python_without_jaxlib_is_told_how_to_get_it(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
-    with pytest.raises(LaunchError, match="pip install jax"):
+    with pytest.raises(LaunchError, match="install jax"):
         probe_build(str(tmp_path / "bare/bin/python"), cache_dir=tmp_path)
 
 
@@ -93,7 +93,7 @@ def test_a_parser_that_is_killed_is_tried_again(tmp_path: Path, monkeypatch: pyt
     child, tries = tmp_path / "child.py", tmp_path / "tries"
     child.write_text(f"import os\nopen({str(tries)!r}, 'a').write('x')\nos.kill(os.getpid(), 9)\n")
     monkeypatch.setattr(autotune.settings.probe, "_CHILD", child)
-    with pytest.raises(StoppedError, match="must answer but was ended by SIGKILL; run the same command again"):
+    with pytest.raises(StoppedError, match=r"SIGKILL; .*same command"):
         probe_build(sys.executable, cache_dir=tmp_path)
     assert tries.read_text() == "xxx"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -63,10 +64,10 @@ def test_the_first_trials_are_the_largest_gains_that_are_expected(known: KnownSe
 def test_what_a_machine_cannot_have_is_no_idea_and_is_left_out_with_its_reason(known: KnownSettings) -> None:
     plain = node(known, dict.fromkeys(HOPPER, False))
     assert not any(SYMMETRIC in e.settings for e in plain.expected)
-    assert plain.left_out[SYMMETRIC] == "acts over NVLink, these GPUs have none"
+    assert "NVLink" in plain.left_out[SYMMETRIC]
     assert not any("NVLS" in e.settings.get("NCCL_ALGO", "") for e in plain.expected)
     old = KnownSettings(dataclasses.replace(known.build, nccl="2.27.7"))
-    assert node(old).left_out[SYMMETRIC] == "needs NCCL 2.28, installed is 2.27.7"
+    assert re.findall(r"[\d.]+", node(old).left_out[SYMMETRIC]) == ["2.28", "2.27.7"]
     new = KnownSettings(dataclasses.replace(known.build, nccl="2.28.3"))
     assert SYMMETRIC not in node(new).left_out
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -98,8 +99,8 @@ def test_settings_that_change_results_need_their_group(build: Build) -> None:
 def test_one_device_has_nothing_for_several(build: Build) -> None:
     space = build(groups=CUDA_GROUPS)
     assert not {n for n in searched(space) if n.startswith("NCCL") or "all_gather" in n or "all_reduce" in n}
-    assert space.left_out["xla_gpu_all_gather_combine_threshold_bytes"] == "acts on several devices, the study has one"
-    assert space.left_out["NCCL_P2P_NET_CHUNKSIZE"] == "acts across nodes, the study has one"
+    assert space.left_out["xla_gpu_all_gather_combine_threshold_bytes"].startswith("acts on several devices")
+    assert space.left_out["NCCL_P2P_NET_CHUNKSIZE"].startswith("acts across nodes")
 
 
 def test_nothing_that_the_build_lacks_is_searched(build: Build, report: ProbeReport) -> None:
@@ -110,9 +111,9 @@ def test_nothing_that_the_build_lacks_is_searched(build: Build, report: ProbeRep
     modern, old = "xla_gpu_pipeline_all_gather", "xla_gpu_enable_pipelined_all_gather"
     assert len({modern, old} & searched(space)) == 1
     if modern in report.flags:
-        assert space.left_out[old] == f"an older name of {modern}"
+        assert space.left_out[old].endswith(f"name of {modern}")
     else:
-        assert space.left_out[modern] == f"jaxlib {report.jaxlib} does not have it; it came with 0.11.2"
+        assert re.findall(r"\d[\d.]+", space.left_out[modern]) == [report.jaxlib, "0.11.2"]
 
 
 def test_combine_thresholds_are_multiples_of_one_layer(build: Build) -> None:
@@ -208,7 +209,7 @@ def test_domains_of_a_study(build: Build) -> None:
     assert values["xla_gpu_dot_merger_threshold_mb"] == ["2", "4", "8", "16"]
     assert space.parameters[0].name == "xla_gpu_enable_command_buffer"  # what others depend on comes first
     assert len(set(space.points())) == (3 + 1) * 4  # without graphs the smallest graph has one value
-    with pytest.raises(SettingError, match="must have one of its values but got '3'"):
+    with pytest.raises(SettingError, match="but got '3'"):
         space.suggest(lambda p: "FUSION" if "FUSION" in p.choices else "3")
 
 

@@ -88,7 +88,7 @@ def test_the_reason_for_an_early_end_is_named() -> None:
     blocks = [0.001 * (-1) ** i for i in range(8)]
     found = widen(PLAN.estimate(blocks), 0.04)
     said = reason_to_stop(found, PLAN, min_effect=0.005, incumbent=REFERENCE, spread=0.04)
-    assert said == "more pairs cannot narrow it: equal processes differ by up to 4.0%"
+    assert str(said).endswith("up to 4.0%")
     wide = [0.05 * (-1) ** i for i in range(8)]
     found = widen(PLAN.estimate(wide), 0.04)
     assert reason_to_stop(found, PLAN, min_effect=0.005, incumbent=REFERENCE, spread=0.04) is None  # here they can

@@ -32,13 +32,13 @@ def test_names_of_other_programs_are_understood(name: str, same: str) -> None:
 
 @pytest.mark.parametrize("name", ["int8", "uint4", "s8", "bool", "int32/int8"])
 def test_integers_are_refused_and_say_why(name: str) -> None:
-    with pytest.raises(ValueError, match="an integer has no rounding"):
+    with pytest.raises(ValueError, match="no rounding"):
         rounding_of(name)
 
 
 @pytest.mark.parametrize("name", ["", "quantized", "float7", "object", "None"])
 def test_what_nobody_knows_is_refused_and_says_so(name: str) -> None:
-    with pytest.raises(ValueError, match="must be a floating-point one"):
+    with pytest.raises(ValueError, match="floating-point"):
         spacing_of(name)
 
 

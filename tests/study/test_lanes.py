@@ -145,7 +145,7 @@ def test_the_unit_of_a_lost_lane_goes_to_another_and_its_samples_are_whole(tmp_p
     assert any("killed" in i.what for i in run.store.of(IncidentRecord))
     again = [r for r in run.store.of(TrialResult) if r.directory == "trials/0001.2"]
     assert [r.by for r in again] == ["b"]
-    assert any("lane a is lost: killed" in n for n in diary.notes)
+    assert any("lost: killed" in n for n in diary.notes)
 
 
 def test_both_lanes_lost_at_the_tail_lose_nothing(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_when_no_lane_is_of_use_the_study_says_why(tmp_path: Path) -> None:
         return [{"type": "error", "message": "no GPU here", "is_stopped": lane == "b"}]
 
     run, _ = study(tmp_path, fate, lanes=["a", "b"])
-    with pytest.raises(StoppedError, match="no GPU here"):
+    with pytest.raises(StoppedError, match="GPU here"):
         run_study(run)
 
 
@@ -221,7 +221,7 @@ def test_when_no_lane_is_of_use_the_study_says_why(tmp_path: Path) -> None:
 def test_a_lane_writes_nowhere_but_into_the_folder_of_its_unit(tmp_path: Path, folder: list[str]) -> None:
     told: list[Mapping[str, Any]] = [{"type": "file", "folder": folder, "name": "x", "text": "mine"}]
     run, _ = study(tmp_path, lambda lane, unit: told if unit.name == "trial-1" else None, lanes=["a"])
-    with pytest.raises(Exception, match=r"must keep to the folder|must have a plain name"):
+    with pytest.raises(Exception, match=r"the folder|plain name"):
         run_study(run)
     assert not list(tmp_path.rglob("x"))
 
@@ -258,7 +258,7 @@ def test_a_lane_that_was_dismissed_does_not_keep_a_study_waiting_when_the_others
 
     run, _ = study(tmp_path, fate, lanes=["odd", "b"])
     run.make_engine = lambda r: Ending(r, ["odd", "b"], fate)
-    with pytest.raises(StoppedError, match="all lanes are gone"):
+    with pytest.raises(StoppedError, match="all lanes"):
         run_study(run)
     assert run.lanes.engine.for_good  # type: ignore[attr-defined]
 
@@ -281,9 +281,9 @@ def test_a_slow_machine_is_named_and_other_devices_or_versions_are_refused(
     assert [x.lane for x in study_status(tmp_path / "run").lanes if x.is_slow] == ["b"]
     first = at(finished, "a", 0.1, device_kind="H100", versions={"jaxlib": "0.10.2"})
     refuse_strangers(at(finished, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.10.2"}), [first])
-    with pytest.raises(LaunchError, match=r"kind of device: H100 there, A100 here.*--run-dir"):
+    with pytest.raises(LaunchError, match=r"H100 .*A100 .*--run-dir"):
         refuse_strangers(at(finished, "b", 0.2, device_kind="A100", versions={"jaxlib": "0.10.2"}), [first])
-    with pytest.raises(LaunchError, match=r"version of jaxlib: 0.10.2 there, 0.12.0 here"):
+    with pytest.raises(LaunchError, match=r"jaxlib: 0\.10\.2 .*0\.12\.0"):
         refuse_strangers(at(finished, "b", 0.2, device_kind="H100", versions={"jaxlib": "0.12.0"}), [first])
 
 
@@ -301,16 +301,16 @@ def test_what_is_no_group_of_devices_is_refused(text: str) -> None:
 
 
 def test_a_dask_cluster_excludes_other_lanes_and_trials_over_several_nodes() -> None:
-    with pytest.raises(StudyFileError, match="--scheduler and --devices; leave one out"):
+    with pytest.raises(StudyFileError, match=r"--scheduler .*--devices"):
         choose_engine(replay_study(), (("0",), ("1",)), scheduler="tcp://127.0.0.1:1")
     spec = parse_study({"name": "s", "workload": {"entry": "llama"}, "device": {"node_count": 2}})
-    with pytest.raises(StudyFileError, match="several nodes are SLURM's"):
+    with pytest.raises(StudyFileError, match="are SLURM's"):
         choose_engine(spec, (), scheduler="tcp://127.0.0.1:1")
 
 
 @pytest.mark.parametrize("address", ["nonsense", "tcp://host", "tcp://host:port", "tcp://:8786", "", "nowhere/s.json"])
 def test_what_is_no_address_of_a_scheduler_is_refused_before_anything_is_made(address: str) -> None:
-    with pytest.raises(StudyFileError, match="--scheduler must be an address like tcp://HOST:8786"):
+    with pytest.raises(StudyFileError, match=r"--scheduler .*tcp://HOST:8786"):
         choose_engine(replay_study(), (), scheduler=address)
 
 
@@ -399,7 +399,7 @@ def test_nothing_outlives_the_driver_and_the_same_command_goes_on(tmp_path: Path
     driver.tell(number)
     assert driver.wait(30) == (-9 if number is signal.SIGKILL else 75)
     assert driver.left(patience_s=10) == []
-    assert number is signal.SIGKILL or "everything so far is in" in driver.said
+    assert number is signal.SIGKILL or "so far" in driver.said
     again = Driven(tmp_path, THREE)
     assert again.wait() == 0, again.said
     store = assert_whole(again, trials=23)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import optuna
 import pytest
 
 from autotune.model.errors import LaunchError, StudyFileError
@@ -32,7 +31,6 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
-from autotune.study.proposer import STARTUP_TRIALS
 from autotune.study.samplers import make_sampler
 from autotune.workers.base import WorkerFailed
 from tests.runs import EFFECTS, SPACE, Noting, Run, failed, replay_study, there
@@ -124,7 +122,7 @@ def test_no_set_is_proposed_twice_and_a_small_space_ends_the_search(run_replay: 
     _, store, diary = run_replay(at_random, trials=1000, space=SearchSpace(SPACE.parameters[1:]))
     results = store.of(TrialResult)
     assert len({r.settings for r in results}) == len(results) == 3 * 2 * 3 - 1
-    assert any("whole space is tried" in n for n in diary.notes)
+    assert any("whole space" in n for n in diary.notes)
     listed = SearchSpace((Parameter(name="xla_a", choices=("1", "2"), default="0"),))  # without the default
     _, store, _ = run_replay(replay_study(), trials=9, space=listed, folder="listed")
     assert sorted(r.settings["xla_a"] for r in store.of(TrialResult)) == ["1", "2"]
@@ -227,15 +225,6 @@ def with_sampler(sampler: str, noise: float = 1e-3) -> Any:
     return replay_study(effects=OF_SIX, noise={"white_sd": noise}, study={"search": search})
 
 
-class OfMyOwn(optuna.samplers.RandomSampler):
-    """A sampler that a user brings."""
-
-    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
-        if param_name == "xla_a":
-            return "1"
-        return super().sample_independent(study, trial, param_name, param_distribution)
-
-
 def test_the_additive_sampler_is_the_default_and_finds_the_optimum_soon(run_replay: Run) -> None:
     spec = replay_study(effects=OF_SIX, noise={"white_sd": 1e-3})
     assert spec.search.sampler == "additive"
@@ -251,24 +240,6 @@ def test_what_the_baseline_sets_already_is_not_tried_first(run_replay: Run) -> N
     space = SearchSpace((Parameter(name="xla_a", choices=("2", "1"), default="0"),))
     _, store, _ = run_replay(spec, trials=1, space=space)
     assert [r.settings for r in store.of(TrialResult)] == [FlagSet({"xla_a": 1})]
-
-
-@pytest.mark.parametrize("sampler", ["tpe", "random"])
-def test_each_sampler_proposes_distinct_points(run_replay: Run, sampler: str) -> None:
-    _, store, _ = run_replay(with_sampler(sampler), trials=12, space=SIX)
-    results = store.of(TrialResult)
-    assert len({r.settings for r in results}) == 12
-    assert sampler in {r.origin for r in results}
-    origins = [r.origin for r in results]
-    assert origins[:STARTUP_TRIALS] == ["random"] * STARTUP_TRIALS
-    assert set(origins[STARTUP_TRIALS:]) == {sampler}
-
-
-def test_a_sampler_of_the_user_s_own_proposes(run_replay: Run) -> None:
-    _, store, _ = run_replay(with_sampler(f"{__name__}:OfMyOwn"), trials=10, space=SIX)
-    asked = [r.settings for r in store.of(TrialResult) if r.origin.endswith("OfMyOwn")]
-    assert asked
-    assert {s["xla_a"] for s in asked} == {"1"}
 
 
 @pytest.mark.parametrize(

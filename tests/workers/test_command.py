@@ -57,7 +57,7 @@ def test_what_goes_wrong_in_a_program_is_named(start: Start, fault: str, kind: s
     assert error.value.failure.exit_status == {"swallowed": 0, "status of a shell": 139, "oom": 1, "raise": 1}.get(
         fault
     )
-    assert ("waiting for rank 3" in error.value.failure.message) == (fault == "hang")
+    assert ("for rank 3" in error.value.failure.message) == (fault == "hang")
 
 
 def test_a_loss_that_is_not_a_number_is_read_as_such(start: Start) -> None:
@@ -67,7 +67,7 @@ def test_a_loss_that_is_not_a_number_is_read_as_such(start: Start) -> None:
 
 def test_a_program_that_is_too_short_says_how_long_it_must_be(start: Start) -> None:
     worker = start(study(plain("", "11"), measure={"run_steps": 20}))
-    with pytest.raises(WorkerFailed, match="after 11 steps that could be read but 26 are needed"):
+    with pytest.raises(WorkerFailed, match=r"11 steps .* 26 are"):
         worker.run_block(20)
 
 
@@ -90,7 +90,7 @@ def test_steps_read_before_the_program_ended_count(start: Start) -> None:
 
 def test_output_without_steps_is_told_with_its_last_lines(start: Start, tmp_path: Path) -> None:
     wrong = {"pattern": r"time=(?P<step_s>[\d.]+)"}
-    with pytest.raises(WorkerFailed, match=r"no step could be read among its output .*loss = ") as error:
+    with pytest.raises(WorkerFailed, match=r"no step .*loss = ") as error:
         start(study(plain("", "5", read=wrong)))
     told = re.search(r"\((\d+) lines\)", error.value.failure.message)
     lines = (tmp_path / "worker.log").read_text().splitlines()
@@ -103,7 +103,7 @@ def test_output_without_steps_is_told_with_its_last_lines(start: Start, tmp_path
 def test_a_pattern_that_backtracks_for_ever_is_an_error_and_not_a_hang(start: Start) -> None:
     code = "import time; print('a' * 3000 + '!', flush=True); time.sleep(600)"
     spec = study({"command": [sys.executable, "-c", code], "read": {"pattern": r"^(a+)+$"}})
-    with pytest.raises(WorkerFailed, match="took over 2 s for one line; write it simpler"):
+    with pytest.raises(WorkerFailed, match="over 2 s "):
         start(spec)
 
 
@@ -151,7 +151,7 @@ def test_a_program_that_sets_xla_flags_itself_is_found_out(start: Start) -> None
     with pytest.raises(WorkerFailed) as error:
         start(study(command("sets-flags")), {"xla_cpu_enable_fast_math": False})
     assert error.value.failure.kind is FailureKind.NOT_APPLIED
-    assert "XLA compiled nothing under these flags" in error.value.failure.message
+    assert "compiled nothing" in error.value.failure.message
 
 
 @pytest.mark.gate
@@ -167,26 +167,33 @@ def test_a_file_that_sets_xla_flags_is_a_warning_where_nothing_else_shows_that(s
     """On GPUs no dump is made; here the study's own dump takes its place."""
     dumps = {"xla_dump_hlo_as_text": True, "xla_cpu_enable_fast_math": False}
     worker = start(study(command("sets-flags")), dumps)
-    assert [w for w in worker.report.warnings if "train.py sets XLA_FLAGS" in w]
+    assert [w for w in worker.report.warnings if "sets XLA_FLAGS" in w]
 
 
-@pytest.mark.gate
-def test_a_workload_that_sets_xla_flags_itself_is_found_out(start: Start) -> None:
-    spec = study({"entry": "faulty:build", "options": {"fault": "sets-flags"}})
-    with pytest.raises(WorkerFailed, match="xla_cpu_enable_fast_min_max=true: the program took it away"):
-        start(spec, {"xla_cpu_enable_fast_min_max": True})
+SETS_FLAGS = {"entry": "faulty:build", "options": {"fault": "sets-flags"}}
+OPTION = "jax_default_matmul_precision"
 
 
-def test_an_option_of_jax_that_the_program_changes_is_found_out(start: Start) -> None:
-    with pytest.raises(WorkerFailed, match="jax_default_matmul_precision=bfloat16: the program made it highest"):
-        start(study(command("sets-option", **HOOKED)), {"jax_default_matmul_precision": "bfloat16"})
+@pytest.mark.parametrize(
+    ("workload", "setting", "value", "became"),
+    [
+        pytest.param(SETS_FLAGS, "xla_cpu_enable_fast_min_max", "true", "took it", marks=pytest.mark.gate),
+        (command("sets-option", **HOOKED), OPTION, "bfloat16", "made it highest"),
+    ],
+    ids=["a flag of an entry", "an option of jax"],
+)
+def test_a_setting_that_the_program_changes_is_found_out(
+    start: Start, workload: dict[str, Any], setting: str, value: str, became: str
+) -> None:
+    with pytest.raises(WorkerFailed, match=f"{setting}={value}: the program {became}"):
+        start(study(workload), {setting: value})
 
 
 def test_that_nothing_could_be_seen_is_noted(start: Start) -> None:
     code = "import time; [(print('5 ms', flush=True), time.sleep(.01)) for _ in range(999)]"
     spec = study({"command": [sys.executable, "-c", code], "read": {"pattern": "(?P<step_ms>5) ms"}})
     worker = start(spec, {"xla_cpu_enable_fast_math": True})
-    assert "none of its processes has loaded XLA" in worker.report.warnings[0]
+    assert "loaded XLA" in worker.report.warnings[0]
 
 
 # ---------------------------------------------------------------------- the hook
@@ -217,7 +224,7 @@ def test_a_hook_in_a_process_that_the_study_did_not_start_says_so(start: Start) 
     code = f"import subprocess, sys; sys.exit(subprocess.run([sys.executable, {program!r}]).returncode)"
     with pytest.raises(WorkerFailed) as error:
         start(study({"command": [sys.executable, "-c", code], "hook": True}))
-    assert any("must run in the process that the study started" in line for line in error.value.failure.last_lines)
+    assert any("study started" in line for line in error.value.failure.last_lines)
 
 
 # ---------------------------------------------------------------------- workloads
@@ -269,5 +276,5 @@ def test_a_program_that_calls_back_to_the_host_runs(start: Start, platform: str)
 @pytest.mark.slow
 def test_a_rank_that_does_not_see_the_profile_does_not_compile_without(start: Start, tmp_path: Path) -> None:
     """XLA would go on without a word: with another schedule than its peers, whose collectives then wait for ever."""
-    with pytest.raises(WorkerFailed, match="must be on every machine of a trial"):
+    with pytest.raises(WorkerFailed, match="every machine"):
         start(study({"entry": "faulty:build"}), {PROFILE: str(tmp_path / "gone.pbtxt")})

@@ -37,23 +37,35 @@ TEXTS = toml_beside(__file__, "programs.toml")
 )
 def test_a_program_that_runs_on_the_cpu_instead_is_refused(start: Start, workload: dict[str, Any]) -> None:
     """On 2b61fbc: `workload_error: AssertionError: no message`."""
-    with pytest.raises(WorkerFailed, match="JAX finds no GPU") as error:
+    with pytest.raises(WorkerFailed, match="no GPU") as error:
         start(study(workload, **CUDA))
     assert error.value.failure.kind is FailureKind.LAUNCH
     assert not error.value.infrastructure  # to try again does not bring one
-    assert "entry" in workload or "nothing was started" in str(error.value)
+    assert "entry" in workload or "nothing was" in str(error.value)
 
 
-def test_a_program_of_a_study_on_the_cpu_that_names_cuda_lacks_no_gpu(start: Start) -> None:
-    program = """raise RuntimeError("Unable to initialize backend 'cuda': no such plugin")"""
-    with pytest.raises(WorkerFailed, match="RuntimeError: Unable to initialize") as error:
-        start(study({**command(), "command": [sys.executable, "-c", program]}))
-    assert error.value.failure.kind is FailureKind.WORKLOAD_ERROR
+NAMES_CUDA = """raise RuntimeError("Unable to initialize backend 'cuda': no such plugin")"""
+
+
+@pytest.mark.parametrize(
+    ("program", "device", "words", "kind"),
+    [
+        (NAMES_CUDA, {}, "RuntimeError: Unable to", FailureKind.WORKLOAD_ERROR),
+        pytest.param(TEXTS["asserts"], CUDA, "no GPU", FailureKind.LAUNCH, marks=pytest.mark.gate),
+    ],
+    ids=["names cuda in a study on the CPU", "asserts without a message"],
+)
+def test_what_a_command_lacks_is_understood(
+    start: Start, program: str, device: dict[str, Any], words: str, kind: FailureKind
+) -> None:
+    with pytest.raises(WorkerFailed, match=words) as error:
+        start(study({**command(), "command": [sys.executable, "-c", program]}, **device))
+    assert error.value.failure.kind is kind
 
 
 @pytest.mark.aot
 def test_what_the_plugin_says_is_told(start: Start) -> None:
-    with pytest.raises(WorkerFailed, match=r"JAX finds no GPU.*Unable to load \w+"):
+    with pytest.raises(WorkerFailed, match=r"no GPU.*load \w+"):
         start(study({"entry": "faulty:build"}, **CUDA))
 
 
@@ -71,18 +83,11 @@ def ended_by(folder: Path, kind: type[LocalLauncher], workload: dict[str, Any], 
 def test_the_study_ends_with_what_the_doctor_says(tmp_path: Path) -> None:
     why = "JAX finds no GPU though the study asks for one"
     said = ended_by(tmp_path / "run", LocalLauncher, {"entry": "faulty:build"}, why, **CUDA)
-    assert "`autotune doctor` finds here" in said
-    assert "no GPU is here (no /dev/nvidia*)" in said or "hides every GPU" in said
+    assert "`autotune doctor` finds" in said
+    assert "no GPU" in said or "every GPU" in said
     assert 'device.platform = "cpu"' in said
 
 
 def test_a_program_that_is_not_installed_is_started_once_and_told_so(tmp_path: Path) -> None:
     workload = {"command": ["no-such-program"], "read": {"preset": "maxtext"}}
-    assert "`workload.command`" in ended_by(tmp_path / "run", CommandLauncher, workload, "cannot be started")
-
-
-@pytest.mark.gate
-def test_a_command_that_asserts_without_a_message_is_understood(start: Start) -> None:
-    with pytest.raises(WorkerFailed, match="JAX finds no GPU") as error:
-        start(study({**command(), "command": [sys.executable, "-c", TEXTS["asserts"]]}, **CUDA))
-    assert error.value.failure.kind is FailureKind.LAUNCH
+    assert "`workload.command`" in ended_by(tmp_path / "run", CommandLauncher, workload, "be started")

@@ -40,7 +40,7 @@ def test_a_planted_better_option_of_an_entry_wins_and_is_handed_on(tmp_path: Pat
     assert (shown.returncode, shown.stdout) == (0, "--rounds=1\n"), shown.stderr
     lost = autotune_process("exec", str(store.path), "--", sys.executable, "-c", "")
     assert lost.returncode != 0
-    assert "must have {rounds} where that goes" in lost.stderr
+    assert "must have {rounds}" in lost.stderr
 
 
 def test_a_command_runs_with_the_options_of_its_set(start: Start, tmp_path: Path) -> None:

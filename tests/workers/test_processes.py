@@ -47,7 +47,7 @@ def test_ranks_run_their_blocks_together(start: Start, tmp_path: Path, count: in
 
 def test_ranks_that_run_are_ended_where_a_later_one_cannot_start(start: Start, tmp_path: Path) -> None:
     (tmp_path / "worker.1.guard").mkdir()  # the name of a file of rank 1
-    with pytest.raises(WorkerFailed, match="cannot start a process") as error:
+    with pytest.raises(WorkerFailed, match="start a process") as error:
         start(several(2))
     assert not ranks(), error
 
@@ -81,7 +81,7 @@ def test_a_rank_that_hangs_is_found_and_no_rank_survives(start: Start, victim: i
     worker = start(several(2, block_limit_s=3))
     os.kill(ranks()[victim].pid, signal.SIGSTOP)
     began = time.monotonic()
-    with pytest.raises(WorkerFailed, match=r"no answer within 3 s in phase step \(ranks \[") as error:
+    with pytest.raises(WorkerFailed, match=r"within 3 s .*step \(ranks \[") as error:
         worker.run_block(19)
     assert error.value.failure.kind is FailureKind.HANG
     assert not ranks()

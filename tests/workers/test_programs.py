@@ -89,7 +89,7 @@ def test_several_processes_or_none_name_no_program(watch: ProgramWatch) -> None:
         watch.read_programs(1)
     compile_module(folder_of(watch))
     for count in (0, 2):
-        with pytest.raises(NotKnown, match="of its processes"):
+        with pytest.raises(NotKnown, match="its processes"):
             watch.read_programs(count)
     for environment, platform in ({"XLA_FLAGS": "--xla_dump_to=/tmp/mine"}, "cpu"), ({}, "cuda"):
         other = ProgramWatch(environment, platform)

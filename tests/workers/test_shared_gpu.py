@@ -64,7 +64,7 @@ def test_processes_on_one_gpu_take_turns_where_they_fit(
     found = Interleaved(context).compare(request)
     assert there(found.comparison).mode == mode
     assert len(sink.incidents) == told, sink.incidents
-    assert all("share of the GPU's memory itself" in what for what in sink.incidents)
+    assert all("GPU's memory" in what for what in sink.incidents)
 
 
 def test_what_a_program_sets_beside_our_share_is_told(benches: Any) -> None:

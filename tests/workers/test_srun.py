@@ -44,7 +44,7 @@ def test_what_a_job_lacks_is_told(base: dict[str, str], nodes: int, words: str) 
 
 
 def test_a_command_over_several_nodes_is_refused() -> None:
-    with pytest.raises(LaunchError, match="must be an `entry`"):
+    with pytest.raises(LaunchError, match="an `entry`"):
         launcher(JOB, command())
 
 

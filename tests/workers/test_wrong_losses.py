@@ -41,7 +41,7 @@ def refused(store: Store) -> str:
     (trial,) = store.of(TrialResult)
     assert trial.failure is not None
     assert trial.failure.kind is FailureKind.WRONG_LOSS, trial.failure
-    with pytest.raises(AutotuneError, match="only a proven winner is exported"):
+    with pytest.raises(AutotuneError, match="proven winner"):
         winner_of(store, even_unjudged=True)
     return trial.failure.message
 
@@ -71,7 +71,7 @@ def test_what_goes_wrong_after_first_steps_is_found_after_a_block(tmp_path: Path
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("fault", "where"), [("nan-check", "nan at step 1"), ("nan-block", "loss became nan by step")])
 def test_a_reference_that_tells_no_number_ends_the_study_and_says_where(tmp_path: Path, fault: str, where: str) -> None:
-    with pytest.raises(LaunchError, match=f"of the reference must be finite at every step.*{where}.*mend the workload"):
+    with pytest.raises(LaunchError, match=f"be finite .*{where}"):
         run(tmp_path, hooked(fault))
     assert not Store.open(tmp_path / "run").of(TrialResult)
 
@@ -93,7 +93,7 @@ def test_a_real_step_with_a_wrong_loss_is_refused(tmp_path: Path, options: dict[
 @pytest.mark.timeout(600)
 def test_a_real_step_that_skips_its_optimizer_is_refused(tmp_path: Path) -> None:
     _, store = run(tmp_path, {"entry": "wrong_step:build", "options": {"skips": True, "share": 0.0}})
-    assert refused(store).endswith("but the distance is 0")
+    assert refused(store).endswith("distance is 0")
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_the_same_step_with_a_right_loss_is_exported(tmp_path: Path) -> None:
     for record in store.of(ConfirmRun):
         assert record.loss is not None
         assert record.loss.is_ok
-        assert "measured on the reference in another rounding" in record.loss.words
+        assert "another rounding" in record.loss.words
     winner = winner_of(store)
     assert there(winner.loss).is_ok
     require_loss(winner := winner_of(store))

@@ -63,7 +63,7 @@ def test_the_example_of_a_users_own_workload_trains() -> None:
 
 def test_an_object_without_a_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("workloads.example.build", lambda devices: SimpleNamespace(init=int, batch=int))
-    with pytest.raises(WorkloadError, match="SimpleNamespace without a callable `step`"):
+    with pytest.raises(WorkloadError, match=r"SimpleNamespace .*`step`"):
         load("workloads.example:build", {})
 
 
@@ -88,5 +88,5 @@ def test_a_mesh_takes_the_first_devices_and_minus_one_the_rest() -> None:
 
 def test_a_process_without_a_device_of_the_mesh_is_refused() -> None:
     devices: Any = [SimpleNamespace(process_index=i // 2) for i in range(4)]
-    with pytest.raises(WorkloadError, match="every process must own a device"):
+    with pytest.raises(WorkloadError, match="own a device"):
         load("llama-tiny", {"mesh": {"fsdp": 2}}, devices)
