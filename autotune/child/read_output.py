@@ -45,8 +45,8 @@ FEW_LINES = 0.05  # share of a block's lines that may be read at once at its end
 MOST_LATE = 0.5  # share by which a block may begin later for that
 
 _STARTERS = {"salloc", "mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"}
+# Programs whose work runs where no signal to their own processes reaches it.
 CARRIERS = {*_STARTERS, "srun", "docker", "podman", "ssh", "raylet"}
-"""Programs whose work runs where no signal to their own processes reaches it."""
 
 LINES_AT_ONCE = 40  # of a message: long records, too, stay below the driver's limit
 MOST_LINES = 20_000  # reported lines, the first ones
@@ -406,10 +406,10 @@ class ProbedRun(ProgramRun):
         return 0
 
 
+# A line of a traceback, after what a launcher writes before each line.
 FRAME = re.compile(
     r"(.*?)(?:  File \".*\", line \d+(?:, in |$)|╭─+ Traceback \(most recent call last\))"
 )
-"""A line of a traceback, after what a launcher writes before each line."""
 
 _RAISED = re.compile(r"([A-Za-z_](?:[\w.]|<locals>)*)(?:: (.*))?")
 _CAUSED = re.compile(
@@ -422,8 +422,8 @@ _STAMP = re.compile(
 )
 
 _SAID = read_table("failures.toml")["texts"]
+# Exceptions in a process that the end of another one causes.
 FOLLOW_UP = re.compile("|".join(_SAID["reports"] + _SAID["peer"]))
-"""Exceptions in a process that the end of another one causes."""
 
 
 class Raised(NamedTuple):

@@ -44,15 +44,15 @@ _COLLECTIVES = {
     "send and receive": r"collective[-_]?permute|sendrecv|(?<![a-z])(?:send|recv)(?![a-z])",
     "other collectives": r"nccl|nvshmem|collective",
 }
+# Kinds of work; of those that run at the same moment the first counts.
 ORDER = ("attention", "convolutions", "matrix products", OTHER, COPIES, *_COLLECTIVES)
-"""Kinds of work; of those that run at the same moment the first counts."""
 
 CLOCK_ERROR = 1.4  # factor by which the number of steps may differ from the clock's
 HIDDEN = ", hidden"  # added to a kind of collective while something else runs too
 _AROUND = re.compile(r"(while|call|conditional)([._]\d+)?|end: .*")  # around others
 
+# ``kinds`` of work and ``kernels`` in a step, each with its seconds and number (0 of a kind).
 Step = dict[str, dict[str, tuple[float, float]]]
-"""``kinds`` of work and ``kernels`` in a step, each with its seconds and number (0 of a kind)."""
 
 
 class Event(NamedTuple):

@@ -58,8 +58,8 @@ KILL_PATIENCE_S = 15.0
 CONNECT_LIMIT_S = 60.0
 CLOSE_PATIENCE_S = 20.0
 LOOK_EVERY_S = 0.5  # of a task at whether it is still wanted
+# Loggers to which Dask gives a level; all others follow these.
 _LOGGERS = ("distributed", "distributed.client", "distributed.gc", "tornado", "tornado.application")
-"""Loggers to which Dask gives a level; all others follow these."""
 
 
 @dataclass

@@ -35,8 +35,8 @@ from autotune.workers.srun import NODES_VARIABLE
 
 JOINED = "joined"
 LEFT = "left"
+# Types of messages that end a unit: its result, or the error for which the study cannot go on.
 ANSWERS = frozenset({"result", "error"})
-"""Types of messages that end a unit: its result, or the error for which the study cannot go on."""
 
 Message = Mapping[str, Any]
 

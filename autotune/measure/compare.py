@@ -69,15 +69,15 @@ from autotune.stats.estimates import (
 from autotune.workers.base import Worker, WorkerFailed
 from autotune.workers.failures import collision_of
 
+# How often a candidate is measured once more that something outside seems to have ended.
 CANDIDATE_RETRIES = 2
-"""How often a candidate is measured once more that something outside seems to have ended."""
+# Fewest and most pairs of blocks with each process of an A/A run, unless they take a moment.
 AA_PAIRS = 8
 MOST_AA_PAIRS = 20
-"""Fewest and most pairs of blocks with each process of an A/A run, unless they take a moment."""
+# Fewest where a pair takes seconds: intervals hold as with 8 (tests/stats/test_gpu_blocks.py).
 LEAST_AA_PAIRS = 2
-"""Fewest where a pair takes seconds: intervals hold as with 8 (tests/stats/test_gpu_blocks.py)."""
+# Share by which steps of a program that runs on may miss the time in which energy was counted.
 LARGEST_GAP = 0.1
-"""Share by which steps of a program that runs on may miss the time in which energy was counted."""
 
 
 class SameProgram(Exception):

@@ -50,8 +50,8 @@ R = TypeVar("R")
 
 INFRASTRUCTURE_RETRIES = 2
 REFERENCE_RESTARTS = 3
+# Processors from which on a process may import JAX beside the start of another one.
 CORES_FOR_SPARE = 4
-"""Processors from which on a process may import JAX beside the start of another one."""
 
 
 class ReferenceFailed(WorkerFailed):

@@ -16,8 +16,8 @@ from autotune.model.units import format_seconds
 from autotune.stats.aa_noise import proof_size, trial_plan
 from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, planned_pairs, smallest_gain
 
+# Share of a time budget beyond which an A/A run starts no more processes than it must.
 AA_SHARE = 0.2
-"""Share of a time budget beyond which an A/A run starts no more processes than it must."""
 LEAST_AA = 2  # Processes beside the living reference that an A/A run needs to tell a spread
 PROOF_AA_RUNS = 6.0  # What a study with one proof takes, about, over its least A/A run
 RECENT = 20  # Latest pairs of processes from which their duration is estimated

@@ -12,11 +12,11 @@ from autotune.model.records import FailingSetRecord, TrialResult, TrialStatus
 from autotune.settings.shrink import shrink
 from autotune.workers.base import Worker, WorkerFailed
 
+# Failures whose minimal set is looked for; others depend on the workload or its data.
 SEARCHED = frozenset({FailureKind.CRASH, FailureKind.HANG, FailureKind.COMPILE_ERROR})
-"""Failures whose minimal set is looked for; others depend on the workload or its data."""
+# Starts that search for a minimal set, and likewise of hangs, which take the whole limit.
 MOST_STARTS = 12
 MOST_LONG_STARTS = 4
-"""Starts that search for a minimal set, and likewise of hangs, which take the whole limit."""
 
 
 def most_again(failure: Failure) -> int:

@@ -24,8 +24,8 @@ from autotune.model.spec import StudySpec
 from autotune.rundir.store import Folders
 
 ALIVE_EVERY_S = 5.0
+# Bytes of the beginning and of the end of a log that are sent: a message has a longest line.
 MOST_SENT = 300_000
-"""Bytes of the beginning and of the end of a log that are sent: a message has a longest line."""
 
 
 class _Progress:

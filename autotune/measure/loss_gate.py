@@ -55,28 +55,28 @@ from autotune.stats.loss_check import (
 from autotune.workers.base import Worker, WorkerFailed
 from autotune.workers.local import first_step
 
+# How many times the coarser rounding the first loss may be off when the arithmetic changes.
 DTYPE_MARGIN = 4.0
-"""How many times the coarser rounding the first loss may be off when the arithmetic changes."""
+# How many times as far, or as little, first steps may move the state as the reference's do.
 CHANGE_FACTOR = 2.0
-"""How many times as far, or as little, first steps may move the state as the reference's do."""
+# Sets that do the same work in the same arithmetic: each step must be the reference's.
 STEP_BY_STEP = (LossBasis.STEPS, LossBasis.ROUNDING)
-"""Sets that do the same work in the same arithmetic: each step must be the reference's."""
 
+# Why a loss is not compared step by step, to begin a sentence with.
 NOT_BY_STEP = {
     LossBasis.DTYPE: "dtype changes: ",
     LossBasis.WORK: "the work of a step changes: ",
     LossBasis.ORDER: "equal runs see other data: ",
 }
-"""Why a loss is not compared step by step, to begin a sentence with."""
 
 Sets = tuple[FlagSet, FlagSet]
 Reports = tuple[WorkerReport, WorkerReport]  # Of what is compared with, and of the candidate
 
+# Of one arm of a soak: steps of its first process since it was ready, and the loss there.
 LongLosses = Sequence[tuple[int, float]]
-"""Of one arm of a soak: steps of its first process since it was ready, and the loss there."""
 
+# Share of the first loss of which differences are a share, where a loss is learned by heart.
 COLLAPSED = 0.05
-"""Share of the first loss of which differences are a share, where a loss is learned by heart."""
 HOW_TO_TELL = "call autotune.hook.report(loss=...), or give workload.read.loss"
 
 _DTYPE_OPTION = re.compile(r"dtype|precision|quant|fp8|float8|bf16|amp$")
@@ -382,10 +382,10 @@ Seen on XLA:CPU (docs/loss.md): the first alone does not round bfloat16 otherwis
 the second alone changes nothing of float32.
 """
 
+# What is tried, in order: a program without its optimizations may not fit into memory.
 ROUNDINGS = (OTHER_ROUNDING, OTHER_ROUNDING.without("jax_disable_most_optimizations"))
-"""What is tried, in order: a program without its optimizations may not fit into memory."""
+# How many times as long as the A/A run's blocks those in another rounding may take together.
 SLOWEST_ROUNDING = 2.0
-"""How many times as long as the A/A run's blocks those in another rounding may take together."""
 
 
 class LossTrace:

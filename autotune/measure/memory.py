@@ -23,8 +23,8 @@ from autotune.workers.failures import advice_on, is_not_installed, read_log
 LIMIT_PHASE = "limit"  # Phase of a failure where the study refuses the set, not the device
 
 MEMORY_FRACTION = MEMORY_FRACTIONS[0]
+# What each of two interleaved processes takes of a GPU's memory, unless the study decides.
 SHARED_FRACTION = "0.45"
-"""What each of two interleaved processes takes of a GPU's memory, unless the study decides."""
 
 _REFUSED = re.compile(
     # jaxlib's xla_client.py, 0.10 to 0.12: the program has set the older name of the same

@@ -13,14 +13,14 @@ from autotune.model.units import format_seconds
 from autotune.stats.estimates import estimate_pairs
 from autotune.workers.base import PAUSE_PHASE, CannotPause, WorkerFailed
 
+# Longest planned pause of an arm: `jax.distributed` gives a process up after 100 s.
 LONGEST_PAUSE_S = 30.0
-"""Longest planned pause of an arm: `jax.distributed` gives a process up after 100 s."""
+# Share by which halves of a block may differ, or blocks from a long one's end beside scatter.
 AFTER_PAUSE = 0.1
 SCATTER = 3.0
-"""Share by which halves of a block may differ, or blocks from a long one's end beside scatter."""
 LONG_BLOCKS = 3  # Blocks that a long one of the A/A run is as long as
+# Share of a step's time before the first pause below which a program has gone on in a pause.
 WENT_ON = 0.1
-"""Share of a step's time before the first pause below which a program has gone on in a pause."""
 
 
 def refuse_long_pause(report: WorkerReport, steps: int) -> None:

@@ -62,8 +62,8 @@ from autotune.stats.loss_check import LossSpread
 from autotune.workers.base import Launcher, Worker, WorkerFailed
 from autotune.workers.failures import collision_of
 
+# Tasks in a row over which the reference did not stay alive, after which the lane is of no use.
 MOST_LOST_IN_A_ROW = 3
-"""Tasks in a row over which the reference did not stay alive, after which the lane is of no use."""
 ONLY_LANE = ""
 
 

@@ -25,20 +25,20 @@ from autotune.model.units import format_change
 from autotune.stats.long_run import LEAK_LOOKS, find_stalls, segments
 from autotune.workers.base import Worker, WorkerFailed
 
+# Blocks of a process's run at least, each a sample of loss and memory, and samples in a record.
 SAMPLES = 24
 KEPT_SAMPLES = 96
-"""Blocks of a process's run at least, each a sample of loss and memory, and samples in a record."""
 REFERENCE_TRIES = 2
+# Share of a long run for which programs run from outside; so often they must speak against.
 OUTSIDE_SHARE = 0.25
 OUTSIDE_TRIES = 3
-"""Share of a long run for which programs run from outside; so often they must speak against."""
+# By how much, in log and in standard deviations of processes, one such run must be off.
 LEAST_AWAY = 0.01
 SDS_AWAY = 4.0
-"""By how much, in log and in standard deviations of processes, one such run must be off."""
+# Share of a long run for which a program may go on after it, to come to its own end.
 END_SHARE = 0.5
-"""Share of a long run for which a program may go on after it, to come to its own end."""
+# Steps of the reference for each of the candidate, at most, for a program may tell nonsense.
 LONGEST_REFERENCE = 64
-"""Steps of the reference for each of the candidate, at most, for a program may tell nonsense."""
 
 
 @dataclass(slots=True, kw_only=True)

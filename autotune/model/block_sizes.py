@@ -74,9 +74,9 @@ class BlockSizes(NamedTuple):
         return settle(times_s, self.steady_s, most=0.5)
 
 
+# What "auto" stands for: after 3 s, clocks that follow power within 1 s have settled to 95 %.
 GPU_SIZES = BlockSizes(block_s=2.0, settle_s=3.0, steady_s=10.0, in_order=True)
 CPU_SIZES = BlockSizes(block_s=0.05)
-"""What "auto" stands for: after 3 s, clocks that follow power within 1 s have settled to 95 %."""
 
 
 def settle(times_s: Sequence[float], settle_s: float, *, most: float) -> Split:

@@ -32,8 +32,8 @@ _OPTION_NAME = re.compile(r"option\.[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 OPTION = "option."  # starts the name of an option of the workload: `option.batch`
 DEFAULT = "(default)"  # of a setting that is left unset, also if the baseline sets it
+# Name of the share of a GPU's memory that JAX takes, and its older name.
 MEMORY_FRACTIONS = ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION")
-"""Name of the share of a GPU's memory that JAX takes, and its older name."""
 
 _RULES = packaged_table("settings.toml")
 _VARIABLE = re.compile("|".join(_RULES["variables"]))
@@ -41,8 +41,8 @@ _REACHES_OUT = re.compile(_RULES["variables_reaching_out"])
 _FILE_OPTION = re.compile("|".join(_RULES["flags_reaching_out"]))
 
 PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
+# Settings that name a file to read: times of instructions, and kernels that were chosen.
 READ_FILES = (PROFILE, "xla_gpu_load_autotune_results_from")
-"""Settings that name a file to read: times of instructions, and kernels that were chosen."""
 
 
 def kind_of(name: str) -> str:

@@ -44,8 +44,8 @@ HELD_BACK: Mapping[str, str] = {  # what lowers the clocks of a GPU, in words
     "hw_thermal": "heat (hardware)",
     "power_brake": "a power brake from outside",
 }
+# Reason that follows from what an arm itself draws; a set that draws less is faster for it.
 OF_THE_PROGRAM = "sw_power_cap"
-"""Reason that follows from what an arm itself draws; a set that draws less is faster for it."""
 LEAST_SHARE = 0.05  # least share of its time for which an arm counts as held back
 OTHER_SHARE = 0.2  # largest share of that in the other arm, if one alone is held back
 LEAST_S = 0.5  # seconds in all from which on an arm counts as held back

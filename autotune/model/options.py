@@ -119,15 +119,15 @@ def has_shell(command: Sequence[str]) -> bool:
     return _names_any(_SHELL, command) or _names_any(_READ_BY_SHELL, command)
 
 
+# Programs that take a script after ``-c``, and those whose later words a shell reads again.
 _SHELL = re.compile(r"(?:ba|da|z|k|a|fi|c|tc)?sh|busybox|su|runuser|script")
 _READ_BY_SHELL = re.compile("ssh|rsh|pdsh|clush|eval|watch|parallel|tmux|make|sbatch")
-"""Programs that take a script after ``-c``, and those whose later words a shell reads again."""
+# The end of words after which an interpreter reads code, or another program a line again.
 _SCRIPT_NEXT = re.compile(r"(?:^| )(?:-\w*c\w*|--command)(?: -\S*)*$")
 _CODE_NEXT = re.compile(
     r"\b(?:python[\d.]*|perl|ruby|node|php|lua\w*|Rscript|julia)(?: -\S+)* "
     r"(?:-\w*[ceEr]|--(?:eval|exec|print))$|(?:^| )(?:-S|--split-string)$"
 )
-"""The end of words after which an interpreter reads code, or another program a line again."""
 
 
 def _names_any(programs: re.Pattern[str], command: Sequence[str]) -> bool:

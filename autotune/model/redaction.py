@@ -22,8 +22,8 @@ REDACTED = "***"
 _NAMES = packaged_table("secret_names.toml")
 _STRONG = re.compile("|".join(_NAMES["strong"]))
 
+# The user alone may be a token: in a web address always, in others unless it is a plain name.
 _URL = re.compile(r"(://[^:/@\s]*:)\S+@|(\bhttps?://|://(?![a-z][a-z_.-]*\d{0,2}@))[^:/@\s]+@")
-"""The user alone may be a token: in a web address always, in others unless it is a plain name."""
 
 _VALUE = r"""(?P<value>"[^"]*"|'[^']*'|[^\s"'&]+)"""
 _NAME = r"(?P<name>[^\W\d][\w.-]*)"
@@ -36,26 +36,26 @@ _HEADER = re.compile(
 )
 _WHOLE = re.compile(rf"(?P<head>-{{0,2}}{_NAME}=)(?P<value>.*)", re.DOTALL)
 _BARE_OPTION = re.compile(rf"--?{_NAME}")
+# Values that hold none: nothing, a switch, or a variable that stands for it.
 _NO_SECRET = re.compile(
     r"(?i:|none|null|true|false|yes|no|on|off|auto)|\$\(\w+\)|\$\{\w+[^}]*\}|\$[A-Z_][A-Z0-9_]*"
 )
-"""Values that hold none: nothing, a switch, or a variable that stands for it."""
+# Values that a text may hold by chance: short ones, words, numbers; and paths (of PWD).
 _EVERYDAY_VALUE = re.compile(r".{0,5}|[a-z]{6,7}|[\d.]{6,7}|/.*", re.DOTALL)
-"""Values that a text may hold by chance: short ones, words, numbers; and paths (of PWD)."""
 _COUNT = re.compile(r"[\d.+-]{1,6}")  # no secret even under a weak name
 _SHORT = "p"  # a password's option in many programs, unless it is a number or a path
 _SHORT_VALUE = re.compile(r"[\d:]*|.*/.*|" + re.escape(REDACTED))
 _BEFORE = "|".join(_NAMES["before"])
+# Secrets by the words before: ``login``, ``-u USER:``, a joined ``-p``, the name of NGC's key.
 _LOGIN = re.compile(rf"(?P<head>{_BEFORE})(?P<value>(?![-*\s$])[^\s;&|]+)")
-"""Secrets by the words before: ``login``, ``-u USER:``, a joined ``-p``, the name of NGC's key."""
+# Keys in base64: long words of both cases and digits, as no program has.
 _BASE64 = re.compile(
     r"(?<![\w/+.-])(?=\w*[a-z])(?=\w*[A-Z])(?=\w*\d)[A-Za-z0-9+]{40,}={0,2}(?![\w/+.-])"
 )
-"""Keys in base64: long words of both cases and digits, as no program has."""
 
 _COMMAND_END = re.compile(r"[;&|]")
+# Programs whose `-p` is something else: a partition, a port.
 _OTHERWISE = re.compile(r"\b(?:srun|sbatch|salloc|mkdir|docker|podman|ssh|ps|tar|cp|rsync)\b")
-"""Programs whose `-p` is something else: a partition, a port."""
 
 
 def is_secret_name(name: str) -> bool:

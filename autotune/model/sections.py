@@ -89,8 +89,8 @@ Product = Annotated[
     WithJsonSchema({"type": ["string", "integer"]}, mode="validation"),
 ]
 
+# Ways to split a step over devices: axes of `workload.mesh`.
 Axis = Literal["data", "fsdp", "tensor", "pipeline", "context", "expert"]
-"""Ways to split a step over devices: axes of `workload.mesh`."""
 
 DeviceCount = Annotated[int, Field(ge=1, le=4096)]
 

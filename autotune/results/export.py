@@ -32,13 +32,13 @@ COMMENTS = """\
 # {{ record }}
 """
 
+# Variables for any POSIX shell; the caller's XLA_FLAGS go first, so that the winner's win.
 EXPORTS = """\
 {% for name, value in winner.environment.items() %}
 export {{ name }}={% if name == "XLA_FLAGS" %}"${XLA_FLAGS:+$XLA_FLAGS }"{% endif -%}
 {{ value | quote }}
 {% endfor %}
 """
-"""Variables for any POSIX shell; the caller's XLA_FLAGS go first, so that the winner's win."""
 
 
 class Exporter:

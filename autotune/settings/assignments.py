@@ -87,6 +87,7 @@ _DIFF = re.compile(
     r"(?m)\A(?![\s\S]*^```)(?:[\s\S]*?^@@ -\d|(?:(?:[ -].*)?\n)*\+.*(?:\n(?:[ +-].*)?)*\Z)"
 )
 _OLD = re.compile(r"(?m)\A(?:(?!@@).*\n)+(?=@@)|^(?:\+\+\+ .*\n?|[ +]|[^\n @].*\n?)")
+# What shells and PowerShell, csh, fish, cmd, systemd, notebooks write to what is read here.
 _OF_SHELLS = {
     r'(?m)","(?=.*\][ \t]*$)': '" "',
     r"(?m)^([ \t]*(?:CMD|ENTRYPOINT)[ \t]*)\[(.*)\]": r"\1 \2",
@@ -104,15 +105,15 @@ _OF_SHELLS = {
     r"""(?im)^([ \t]*(?:set|%env|%set_env) [A-Z]\w*=)([^"'\n]+)$""": r'\1"\2"',
     r"(?m)^[ \t]*set (-\w*)a(\w*) (\w+) ": r"set \1\2 \3 $\3 ",
 }
-"""What shells and PowerShell, csh, fish, cmd, systemd, notebooks write to what is read here."""
 _SETS_FLAGS = re.compile(r"(?:-\w+|--env|Environment|ENV)?[= ]?XLA_FLAGS\+?=")
+# Launchers that pass on only the variables that they name, by the reason of `UNREAD`.
 _PASSES_ON = {
     "srun": r"(?<!\S)--export[= ](?!\S*ALL)(\S+)",
     "docker": r"(?s)(?<!\S)\S*(?:docker|podman) run (?!.*--env-file)(.*)",
     "sudo": r"(?<!\S)sudo (?!(?:\S+ )*?(?:-\w*E|--preserve-env) )(?:.*--preserve-env=(\S+))?",
     "cleared": r"(?<!\S)(?:env (?:-\S+ )*?(?:-\w*i|-|--ignore-\w+)|su (?:-l?|--login)|ssh) ()",
 }
-"""Launchers that pass on only the variables that they name, by the reason of `UNREAD`."""
+# Keys that replace a variable's name; each with why the program never reads it, and what to do.
 UNREAD = {
     "replaced": "another assignment replaces it, or `unset` removes it: remove it",
     "outside": "it stands outside of the quotes: write the whole value in quotes",
@@ -127,15 +128,14 @@ UNREAD = {
     "cleared": "`env -i`, `su -` and `ssh` pass on no variables: set it in what they start",
     "own shell": "each line with ! has a shell of its own, which ends with it: write %env",
 }
-"""Keys that replace a variable's name; each with why the program never reads it, and what to do."""
 _SCRIPT = re.compile(r"(?m)\bexport [A-Z]|\A#!|^#SBATCH")
 _LOST = {"ARG": "build", "RUN": "build", "LABEL": "build", "!export": "own shell"}
 _KEPT = re.compile(r"set\0(?![^A-Z]*-(?:\w*x|-export)\0)(?:-[^\0]*\0)*[A-Z]+_\w+\0")
+# Calls that start JAX's backend.
 _STARTS = re.compile(
     r"jax\.(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index|random\.\w+)$"
     r"|(?:\w+\.)*PRNGKey$|(?:jnp|jax\.numpy)\.(?:zeros|ones|full|array|asarray|arange|eye)$"
 )
-"""Calls that start JAX's backend."""
 _RUNS = ("system", "run", "Popen", "call", "check_call", "check_output")
 
 

@@ -78,13 +78,13 @@ class Tier(StrEnum):
 
 
 SEARCHED = (Tier.TUNE, Tier.NUMERICS)  # with their group
+# Platforms whose settings are only catalogued, and why.
 NEVER_SEARCHED = {
     "tpu": "acts on TPUs, whose compiler (libtpu) no build here holds: no study runs there",
     "rocm": "acts on AMD GPUs: no study runs there",
 }
-"""Platforms whose settings are only catalogued, and why."""
+# Start of a danger that arises in studies only: caches of autotuning may serve production.
 OF_CACHES = "cache control"
-"""Start of a danger that arises in studies only: caches of autotuning may serve production."""
 
 
 class Scope(StrEnum):
@@ -114,8 +114,8 @@ class Scope(StrEnum):
     GVNIC = "gvnic"
 
 
+# Other setting to the values under which one acts; or value to names.
 Conditions = Mapping[str, Texts]
-"""Other setting to the values under which one acts; or value to names."""
 
 
 class Entry(BaseModel, frozen=True, extra="forbid"):

@@ -34,6 +34,7 @@ _HEXADECIMAL = re.compile(r"[+-]?0[xX][0-9a-fA-F]+")  # floats as in C
 _INTEGER = re.compile(r"[+-]?\d+")
 _INTEGER_BITS = {"int32": 31, "int64": 63}
 
+# Fields that `flags show` does not show, or otherwise.
 _SHOWN_APART = {
     "name",
     "summary",
@@ -45,10 +46,9 @@ _SHOWN_APART = {
     "sources",
     "source_line",
 }
-"""Fields that `flags show` does not show, or otherwise."""
 
+# Functions that may have their own list in NCCL_ALGO and NCCL_PROTO.
 NCCL_FUNCTIONS = ("broadcast", "reduce", "allgather", "reducescatter", "allreduce")
-"""Functions that may have their own list in NCCL_ALGO and NCCL_PROTO."""
 UNSET = "(unset)"  # the catalogue's default of a setting that is unset by default
 
 

@@ -41,8 +41,8 @@ from autotune.model.flags import parse_text_proto
 from autotune.settings.catalog import TextMap, Texts, Values
 
 _SCHEMA_VERSION = 7
+# What no value means for a flag of a type, which is also a legal value of it.
 _UNSET_MEANS = {"bool": "false", "int32": "0", "int64": "0", "float": "0", "string": ""}
-"""What no value means for a flag of a type, which is also a legal value of it."""
 Facts = dict[str, Any]
 
 
@@ -109,8 +109,8 @@ _DEBUG_OPTIONS = re.compile(
     rb"(?s)\x0a\x0dxla/xla\.proto\x12\x03xla.*?"
     rb"\x22(?P<length>[\x80-\xff]{0,4}[\x00-\x7f])\x0a\x0cDebugOptions"
 )
+# Types of a field to what `FlagInfo.type` calls them, where that differs.
 _ALIKE = {"double": "float", "uint32": "int32", "uint64": "int64"}
-"""Types of a field to what `FlagInfo.type` calls them, where that differs."""
 
 
 @contextlib.contextmanager
@@ -255,13 +255,13 @@ Platform = Literal["cpu", "cuda"]
 _NCCL_PACKAGES = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 _PLUGIN_FOLDERS = {name: f"jax_plugins.xla_{name.split('-')[1]}" for name in CUDA_PLUGINS}
 
+# Legal values of a type; numbers have others.
 _LEGAL = {
     "bool": ("true", "false"),
     "string": ("autotune",),
     "enum": ("autotune",),
     "message": ("autotune=1",),
 }
-"""Legal values of a type; numbers have others."""
 
 
 def probe_build(

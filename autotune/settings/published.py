@@ -17,12 +17,12 @@ from autotune.settings.known import KnownSettings, is_number
 from autotune.settings.space import Expected, Parameter, Scopes, SearchSpace
 
 MOST_IDEAS = 6  # limit of published sets that are tried first
+# Standard deviation, in log ratio, of an effect here around one published of a like run.
 LIKE_SD = 0.03
-"""Standard deviation, in log ratio, of an effect here around one published of a like run."""
+# Factor of the standard deviation for each way in which the published run was another one.
 UNLIKE = 1.5
-"""Factor of the standard deviation for each way in which the published run was another one."""
+# Share of the published log ratio expected of a step, which mostly hides collectives.
 EXPOSED = {"step": 1.0, "inference": 0.5, "collective": 0.1}
-"""Share of the published log ratio expected of a step, which mostly hides collectives."""
 LIKE_SCALE = 4  # factor of the numbers of GPUs within which two runs are of like scale
 SIZES_FROM = 2.0**20  # smallest value that is a size in bytes
 LIKE_SIZE = 4.0  # factor within which the nearest size stands for another

@@ -37,8 +37,8 @@ from autotune.settings.catalog import (
 from autotune.settings.check import SettingVerdict, check_setting
 from autotune.settings.known import KnownSetting, KnownSettings, canonical_value, is_default
 
+# Scopes to whether program and machines have them; unknown ones are missing.
 Scopes = Mapping[Scope, bool]
-"""Scopes to whether program and machines have them; unknown ones are missing."""
 NamedSets = Sequence[tuple[str, FlagSet]]  # sets to try first, each after its origin
 MOST_VALUES = 4096  # of a range
 

@@ -36,8 +36,8 @@ from autotune.stats.estimates import (
 )
 from autotune.stats.numbers import NotNegative
 
+# Confidence of the upper limit behind the announced power (tests/study/test_compare.py).
 CAUTION = 0.9
-"""Confidence of the upper limit behind the announced power (tests/study/test_compare.py)."""
 ALPHA_SETTLING = 0.001  # Share of A/A runs without one in which a change point is found
 
 
@@ -155,9 +155,9 @@ def _centred(groups: Sequence[Floats]) -> Floats:
 
 
 SETTLED = 0.002  # Share by which the steps of a settled block are off at most, on average
+# How long blocks are not counted, over what they took to settle, found in so many parts of it.
 SETTLING_MARGIN = 1.5
 SETTLING_CUTS = 12
-"""How long blocks are not counted, over what they took to settle, found in so many parts of it."""
 
 
 def settling_seconds(
@@ -245,8 +245,8 @@ LEAST = 4
 MOST = 40  # Fewest and most pairs of blocks in a process
 DEFAULT_PROOF_SIZE = 20  # Pairs of blocks in a process where it is not known what is best
 STARTS = 1.5  # What starting two processes at once takes, over starting one: they share the machine
+# Seconds for which a process is measured at least, if starting a pair takes twice that or more.
 MEASURED_S = 4.0
-"""Seconds for which a process is measured at least, if starting a pair takes twice that or more."""
 
 
 def pairs_in_process(

@@ -32,11 +32,11 @@ Numbers = Sequence[float] | Floats
 LEVEL = 0.95  # Coverage of intervals, over all looks together where there are several
 DEFAULT_MIN_EFFECT = 0.005  # Smallest effect of interest, as a share of the reference step time
 NORMAL = NormalDist()
+# Pairs before the first look at a trial where the noise of a pair is not known.
 TRIAL_FIRST_LOOK = 8
-"""Pairs before the first look at a trial where the noise of a pair is not known."""
 TRIAL_GROWTH = 1.5  # Ratio of successive looks at a trial
+# A trial ends when its interval is at most so many times as wide as its processes make it.
 NARROWEST = 1.05
-"""A trial ends when its interval is at most so many times as wide as its processes make it."""
 
 
 class Verdict(StrEnum):
@@ -95,8 +95,8 @@ def from_half(centre: float, half: float, *, count: int) -> Estimate:
     return from_logs(centre, centre - half, centre + half, count=count)
 
 
+# The reference against itself: what a first candidate has to beat.
 REFERENCE = Estimate(ratio=1.0, low=1.0, high=1.0, level=1.0, pair_count=0)
-"""The reference against itself: what a first candidate has to beat."""
 
 
 def geometric_mean(estimates: Sequence[Estimate]) -> Estimate:

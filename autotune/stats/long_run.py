@@ -28,28 +28,28 @@ from autotune.stats.estimates import (
 )
 from autotune.stats.numbers import AtLeastOne, Count, LogRatio, Total, TotalAboveZero
 
+# A stall takes more than `STALL` times what a share `USUAL` of the steps of any arm take.
 STALL = 3.0
 USUAL = 0.9
-"""A stall takes more than `STALL` times what a share `USUAL` of the steps of any arm take."""
+# Parts of a long run: enough for an interval, each long against a burst of the machine.
 SEGMENTS = 20
-"""Parts of a long run: enough for an interval, each long against a burst of the machine."""
+# Degrees of freedom of the noise of one long run (half of its segments), and of processes.
 SEGMENT_DEGREES = 7
 LEAST_DEGREES = 5
-"""Degrees of freedom of the noise of one long run (half of its segments), and of processes."""
+# How often long runs are looked at in new processes, at most; a study may ask for more.
 SOAK_LOOKS = 5
 MOST_LOOKS = 100
-"""How often long runs are looked at in new processes, at most; a study may ask for more."""
 LEAK_LOOKS = 2  # How often memory is looked at: it does not depend on what else the machine does
 MEDIAN_ERROR = 1.25  # Standard error of a median over that of a mean
+# One-sided error of each figure of a look in saying that a gain stays which is gone.
 ALPHA_STAYS = 0.001
-"""One-sided error of each figure of a look in saying that a gain stays which is gone."""
+# Quarters of a long run for which a gain that shrinks at its end is taken to go on shrinking.
 GOES_ON = 20.0
-"""Quarters of a long run for which a gain that shrinks at its end is taken to go on shrinking."""
+# What a long run may be slower than the proof says, and likewise as a share of a larger gain.
 LEAST_LOSS = 0.005
 LOSS_SHARE = 0.25
-"""What a long run may be slower than the proof says, and likewise as a share of a larger gain."""
+# Share of honest sets whose stalls may be called more than the reference's, in a whole proof.
 ALPHA_PROOF = 0.02
-"""Share of honest sets whose stalls may be called more than the reference's, in a whole proof."""
 ALPHA_GAP = 0.001  # Likewise of total times above typical steps, whose differences stalls make skew
 
 
@@ -363,11 +363,11 @@ def _has_more(candidate: Stalls, reference: Stalls) -> bool:
 
 
 LEAST_SAMPLES = 6  # In the second half of a run, for its growth to be judged
+# Parts of the second half over each of which a leak grows by this share of its least slope.
 PARTS = 3
 PART_SHARE = 0.5
-"""Parts of the second half over each of which a leak grows by this share of its least slope."""
+# Bytes by which a process must have grown over the second half; honest heaps vary by less.
 LEAST_LEAK = 16 << 20
-"""Bytes by which a process must have grown over the second half; honest heaps vary by less."""
 LEAST_PER_STEP = 4096  # Bytes a step that matter however fast the steps are: a page
 PER_DAY = 4 << 30  # Bytes a day that matter: a job of a week would take 28 GiB
 SLOPE_LEVEL = 0.99

@@ -111,30 +111,30 @@ class Mismatch(NamedTuple):
 
 
 _GRAD_NORM_FACTOR = 4.0
+# How many times the largest difference among references, which are few, a candidate may be off.
 MARGIN = 4.0
-"""How many times the largest difference among references, which are few, a candidate may be off."""
 AHEAD = 2
 """References are looked at up to this many times the step.
 
 With 1, 2 to 11 % of simulated sets in another rounding were called wrong, with 2 at most 0.2 %.
 """
+# Past this, a difference is no rounding, unless references themselves were seen so far apart.
 MOST_TOLERANCE = 0.25
-"""Past this, a difference is no rounding, unless references themselves were seen so far apart."""
 FEW_STEPS = 20
 """Steps within which rounding that no reference shows grows with the step; later with its cube.
 
 Seen on XLA:CPU (jax 0.10.2, llama-tiny in float32, with optimizations and without): 1e-7 at the
 first step, 4e-7 within 20, 7e-4 and 9e-3 after 219 and 230 in two runs.
 """
+# A loss below this share of the first one may be off as one of that size is, if roundings hide.
 SMALL = 0.2
-"""A loss below this share of the first one may be off as one of that size is, if roundings hide."""
 EQUAL_RUNS = 0.05
 """Largest difference of losses, within `FEW_STEPS`, of runs that see the same data in one order.
 
 On an H100 in bfloat16 (benchmarks/results/gpu): 0.01 % in five steps, 4.0 % at step 27.
 """
+# Largest power of the step with which differences grow past the last step of references.
 _STEEPEST = 2.0
-"""Largest power of the step with which differences grow past the last step of references."""
 
 
 class StepLoss(NamedTuple):
@@ -152,9 +152,9 @@ class StepLoss(NamedTuple):
 
 
 Trace = Mapping[int, StepLoss]  # What one process reports by step, counted from 0 since it began
+# Losses of first steps; and of a long run, each with the steps or the work done so far.
 Losses = Sequence[float]
 Curve = Sequence[tuple[float, float]]
-"""Losses of first steps; and of a long run, each with the steps or the work done so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,12 +296,12 @@ def relative_difference(expected: float, actual: float) -> float:
     return abs(actual - expected) / max(abs(expected), 1e-12)
 
 
+# Global gradient norms of reference and candidate, as far as they are told.
 Norms = tuple[Sequence[float], Sequence[float]]
-"""Global gradient norms of reference and candidate, as far as they are told."""
+# Relative difference below which two batches' losses and gradients are of the same rows.
 SAME_ROWS = rounding_of("float32")
-"""Relative difference below which two batches' losses and gradients are of the same rows."""
+# How many times the largest change between neighbouring steps losses may be off.
 SPREAD_MARGIN = 2.0
-"""How many times the largest change between neighbouring steps losses may be off."""
 LEAST_POINTS = 4  # Losses of each arm in a soak without which they are not compared
 
 
@@ -400,16 +400,16 @@ def _stands_still(candidate: Losses, reference: Losses) -> bool:
     return neighbour_spread(candidate) <= SAME_ROWS < neighbour_spread(reference)
 
 
+# Share by which the mean loss of a run may miss the reference's, beside what steps scatter.
 CURVE_TOLERANCE = 0.005
-"""Share by which the mean loss of a run may miss the reference's, beside what steps scatter."""
+# Share of honest runs of which the scatter of single steps may make one part look off.
 CURVE_ALPHA = 0.002
-"""Share of honest runs of which the scatter of single steps may make one part look off."""
+# The whole curve, its last half and its last quarter count: late faults hide in the whole.
 CURVE_PARTS = (1, 2, 4)
-"""The whole curve, its last half and its last quarter count: late faults hide in the whole."""
+# The last eighth is looked at by itself: a fault within the last quarter makes that scatter.
 END_PART = 8
-"""The last eighth is looked at by itself: a fault within the last quarter makes that scatter."""
+# Times `least_scale` below which a loss is small: honest runs are `MOST_TOLERANCE` of it apart.
 END_SCALE = 4.0
-"""Times `least_scale` below which a loss is small: honest runs are `MOST_TOLERANCE` of it apart."""
 
 
 def compare_curves(reference: Curve, candidate: Curve, *, least_scale: float) -> Comparability:

@@ -36,32 +36,32 @@ from autotune.stats.estimates import (
     judge,
 )
 
+# Pairs of processes before the first look: fewer tell too little of their own spread.
 FIRST_LOOK = 4
-"""Pairs of processes before the first look: fewer tell too little of their own spread."""
 LEAST_PAIRS = 6
 """Pairs of processes before a set is called faster; ten processes with the isolated runs after.
 
 Of slow ones that are one in five, 89 % of such proofs see one (`benchmarks.truth`).
 """
+# One-sided error of all proofs of a study: so many studies without a better set name a winner.
 ERROR = 0.005
-"""One-sided error of all proofs of a study: so many studies without a better set name a winner."""
+# How many times as often a proof may call a set wrongly slower; of two variants either one.
 OTHER_SIDE = 5.0
 EQUAL_SIDES = 1.0
-"""How many times as often a proof may call a set wrongly slower; of two variants either one."""
+# One-sided error of the isolated runs of one proven set, and their number at the first look.
 ISOLATED_ERROR = 0.005
 ISOLATED_PAIRS = FIRST_LOOK
-"""One-sided error of the isolated runs of one proven set, and their number at the first look."""
+# Power of the share of the base at which error is spent: little at first, where tails are wide.
 GROWTH = 2.0
-"""Power of the share of the base at which error is spent: little at first, where tails are wide."""
 RESERVE = 0.1  # Share of a plan's error that is kept for looks beyond its base
+# By how much the looks' error may exceed its sum; at most 1.16 is simulated (test_proof.py).
 STUDENT_MARGIN = 1.2
-"""By how much the looks' error may exceed its sum; at most 1.16 is simulated (test_proof.py)."""
+# A proof ends below this chance of proving a gain, were the effect as good as it may still be.
 HOPELESS = 0.05
-"""A proof ends below this chance of proving a gain, were the effect as good as it may still be."""
+# One-sided level of the effect in whose favour a set is judged: the end of an 80 % interval.
 OPTIMISM = 0.1
-"""One-sided level of the effect in whose favour a set is judged: the end of an 80 % interval."""
+# Looks at which a set may be faster while something speaks against it, before the proof ends.
 PATIENCE = 6
-"""Looks at which a set may be faster while something speaks against it, before the proof ends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,8 +243,8 @@ def _nominal_levels(base: int, error: float, most: int) -> tuple[float, ...]:
     return tuple(levels)
 
 
+# Share of a study's error for the sets that it proves first; later ones get half of the rest.
 FIRST_SHARE = 0.9
-"""Share of a study's error for the sets that it proves first; later ones get half of the rest."""
 
 
 def allot(total: float, used: float, count: int) -> float:

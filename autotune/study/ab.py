@@ -266,12 +266,12 @@ def leave_out_each(run: StudyRun, *, max_slowdown: float) -> None:
         )
 
 
+# Exit status without a ratio of two variants: nothing was compared, or every setting stays.
 WITHOUT_ESTIMATE = {
     Outcome.NOTHING_RAN: 2,
     Outcome.INCONCLUSIVE: 3,
     Outcome.NOTHING_BEATS_THE_DEFAULT: 1,
 }
-"""Exit status without a ratio of two variants: nothing was compared, or every setting stays."""
 
 
 def exit_status(conclusion: ConclusionRecord, *, max_slowdown: float) -> int:

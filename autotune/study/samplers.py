@@ -74,8 +74,8 @@ class Replay:
 
 _NAME = "replay"
 
+# Hides Optuna's warnings of what is experimental, and of constraints that are not read.
 _unwarned = functools.partial(warnings.catch_warnings, action="ignore")
-"""Hides Optuna's warnings of what is experimental, and of constraints that are not read."""
 
 
 def _load(storage: BaseStorage, sampler: BaseSampler) -> optuna.Study:

@@ -24,11 +24,11 @@ from autotune.settings.check import for_build
 from autotune.settings.known import KnownSettings
 from autotune.settings.probe import ProbeReport, probe_build
 
+# Packages of the worktree come before editable ones of the caller's folder.
 ENTERING = """cd {tree} || exit
 export PYTHONPATH="$PWD/src:$PWD${{PYTHONPATH:+:$PYTHONPATH}}"
 cd {below} || exit
 """
-"""Packages of the worktree come before editable ones of the caller's folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
