@@ -107,14 +107,14 @@ class Engine(ABC):
 class Place(NamedTuple):
     """Where one lane runs."""
 
+    # Name of the lane, the same in every session, so that its A/A run is not repeated.
     name: str
-    """Name of the lane, the same in every session, so that its A/A run is not repeated."""
     host: str
     env: Environment  # of the lane program, or of `through`
+    # Command that starts the lane's guard on another machine, such as ``srun ...``.
     through: Sequence[str] = ()
-    """Command that starts the lane's guard on another machine, such as ``srun ...``."""
+    # Environment of a lane program started through `through`; its node adds its own variables.
     remote_env: Environment | None = None
-    """Environment of a lane program started through `through`; its node adds its own variables."""
     devices: int | None = None  # None if only the reference can tell
     ids: Sequence[str] = ()  # of its devices; empty for all of its machine
 

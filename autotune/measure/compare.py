@@ -135,12 +135,12 @@ class ComparisonRequest(NamedTuple):
 
     candidate: FlagSet
     rule: StoppingRule  # Of interleaved blocks; isolated runs have numbers of their own
+    # What to compare with, in a fresh process; empty for the study's reference.
     against: FlagSet = FlagSet()
-    """What to compare with, in a fresh process; empty for the study's reference."""
     is_proof: bool = False  # One fresh pair of processes, even of the study's reference
     is_aa: bool = False
+    # Raises WorkerFailed or SameProgram before both are measured; then losses are compared.
     inspect: Callable[[Reports], None] | None = None
-    """Raises WorkerFailed or SameProgram before both are measured; then losses are compared."""
 
     @property
     def sets(self) -> Sets:
@@ -151,8 +151,8 @@ class ComparisonRequest(NamedTuple):
 class Compared(NamedTuple):
     """Result of a comparison."""
 
+    # Of the reference, then of the candidate or the other processes of an A/A run.
     reports: Sequence[WorkerReport]
-    """Of the reference, then of the candidate or the other processes of an A/A run."""
     pairs: Sequence[Pair]
     comparison: Comparison
     noise: AaNoise

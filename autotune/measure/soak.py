@@ -49,12 +49,12 @@ class LongRun:
     least_steps: int = 0
     least_work: int = 0
     most_steps: float = math.inf
+    # Seconds of steps in which a program may come to its own end after its long run.
     end_s: float = 0.0
-    """Seconds of steps in which a program may come to its own end after its long run."""
     block: int = 0  # Steps of a block; 0 until that is known
     times: list[float] = field(default_factory=list)
+    # Steps of the first process up to the end of a block, and the loss there, if it is told.
     losses: list[tuple[int, float]] = field(default_factory=list)
-    """Steps of the first process up to the end of a block, and the loss there, if it is told."""
     memory: list[tuple[int, MemoryUse]] = field(default_factory=list)  # Likewise of memory in use
     lasted_s: float = 0.0  # Seconds of its steps, those included that a program does not print
     loss_lag: int = 0  # Steps of the first process after its last loss
@@ -66,8 +66,8 @@ class LongRun:
     failure: Failure | None = None
     has_ended: bool = False
     end: Failure | None = None  # How its program failed at its own end, after the long run
+    # Files that its only process left in its folder, and their bytes; None if not known.
     written: tuple[int, int] | None = None
-    """Files that its only process left in its folder, and their bytes; None if not known."""
     exit_status: int | None = None  # Of a process that was asked to end; None if not known
 
     @property

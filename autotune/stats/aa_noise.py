@@ -47,23 +47,23 @@ class AaNoise:
 
     __pydantic_config__ = {"extra": "forbid", "ser_json_inf_nan": "strings"}  # noqa: RUF012
 
+    # A/A ratio; its interval holds what one pair of equal processes may differ by.
     estimate: Estimate
-    """A/A ratio; its interval holds what one pair of equal processes may differ by."""
+    # Standard deviation of the constant deviation of one process, in log, of so many `degrees`.
     process_sd: NotNegative
-    """Standard deviation of the constant deviation of one process, in log, of so many `degrees`."""
+    # Likewise of a pair's log ratio about its processes' centre; 0 where a run is one figure.
     within_sd: NotNegative
-    """Likewise of a pair's log ratio about its processes' centre; 0 where a run is one figure."""
     degrees: Annotated[int, Field(ge=1)]
+    # By how much the log ratio of one pair of equal processes may be off (95 %).
     spread: NotNegative
-    """By how much the log ratio of one pair of equal processes may be off (95 %)."""
+    # Seconds until a process is ready; 0 where that is not known, as in `pair_s`.
     start_s: NotNegative
-    """Seconds until a process is ready; 0 where that is not known, as in `pair_s`."""
     pair_s: NotNegative  # Seconds of one pair of blocks, or of the measured steps of two runs
     settle_steps: int = 0  # First steps of each process that are not measured; see `settling`
+    # First seconds of later blocks that do not count; None: as planned.
     settle_s: NotNegative | None = None
-    """First seconds of later blocks that do not count; None: as planned."""
+    # Seconds that count of each later block, over those of the A/A run.
     counted_share: Annotated[float, Field(gt=0.0, le=1.0)] = 1.0
-    """Seconds that count of each later block, over those of the A/A run."""
 
     @property
     def later_sd(self) -> float:

@@ -51,12 +51,12 @@ class Verdict(StrEnum):
 class TrialFinding(StrEnum):
     """Result of a trial: its interval is about two processes, so it proves nothing."""
 
+    # Its gain is one that a proof finds 9 times in 10.
     PROMISING = "promising"
-    """Its gain is one that a proof finds 9 times in 10."""
+    # A gain is not ruled out, but its own figure shows none, or a smaller one than that.
     OPEN = "open"
-    """A gain is not ruled out, but its own figure shows none, or a smaller one than that."""
+    # No gain that matters: it gets no proof.
     NOT_PROMISING = "not promising"
-    """No gain that matters: it gets no proof."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +66,8 @@ class Estimate:
     ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     low: NotNegative
     high: Annotated[float, Field(ge=0)]
+    # Coverage the interval claims; over all looks together for a sequential estimate.
     level: Chance
-    """Coverage the interval claims; over all looks together for a sequential estimate."""
     pair_count: Count  # Independent units: pairs of blocks, process pairs or ABA runs
 
     @property
@@ -235,8 +235,8 @@ class SequentialPlan:
     cap: int = 40
     first_look: int = TRIAL_FIRST_LOOK
     pair_sd: float | None = None
+    # Standard deviation of one log ratio in the A/A run, if known, and its degrees of freedom.
     degrees: int = 0
-    """Standard deviation of one log ratio in the A/A run, if known, and its degrees of freedom."""
 
     @cached_property
     def looks(self) -> tuple[int, ...]:

@@ -60,16 +60,16 @@ class Stalls:
     steps: AtLeastOne
     count: Count  # Steps that took more than `STALL` times the usual one of either arm
     typical_s: TotalAboveZero  # The median step, in seconds
+    # What the stalls took beyond a typical step each, in seconds.
     lost_s: Total
-    """What the stalls took beyond a typical step each, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TotalTime:
     """Total times of both arms of one pair of processes, nothing trimmed."""
 
+    # log(total time of the candidate / that of the reference), per unit of work.
     log_ratio: LogRatio
-    """log(total time of the candidate / that of the reference), per unit of work."""
     reference: Stalls
     candidate: Stalls
 
@@ -154,8 +154,8 @@ class LongRunRatio(NamedTuple):
 
     total: _Figure
     late: _Figure  # Of the second half of the steps
+    # Of first steps, as many as a process of the proof ran; None where they were not kept.
     early: _Figure | None
-    """Of first steps, as many as a process of the proof ran; None where they were not kept."""
     rise: float  # By how much the last quarter of the steps is above the one before
     processes: int
 
@@ -224,10 +224,10 @@ class Lasting(StrEnum):
     STAYS = "stays"
     LOST = "lost"
     OPEN = "open"
+    # The first look is against it, later ones are not.
     FIRST = "first"
-    """The first look is against it, later ones are not."""
+    # It was still becoming less at their end, so fast that nothing of it may be left.
     SHRINKING = "shrinking"
-    """It was still becoming less at their end, so fast that nothing of it may be left."""
 
 
 class LastingGain(NamedTuple):
@@ -235,8 +235,8 @@ class LastingGain(NamedTuple):
 
     finding: Lasting
     late: Estimate  # Ratio of the second halves, with its 95 % interval
+    # A loss that these looks could not have told from none, as a share of the step time.
     unseen: float
-    """A loss that these looks could not have told from none, as a share of the step time."""
     looks: int  # As many looks would tell, about, if nothing of the gain is lost
 
 

@@ -162,11 +162,11 @@ class LossSpread:
     """Spread of the loss between processes of the reference, by step."""
 
     steps: tuple[int, ...] = ()
+    # Largest relative difference of their losses at or before each of these steps.
     losses: tuple[float, ...] = ()
-    """Largest relative difference of their losses at or before each of these steps."""
     norms: tuple[float, ...] = ()  # Likewise of their gradient norms
+    # Whether one in another rounding differed; else the tolerance follows from the arithmetic.
     is_rounded: bool = False
-    """Whether one in another rounding differed; else the tolerance follows from the arithmetic."""
 
     def __post_init__(self) -> None:
         """Refuses, by a ValueError, what no references show; a record may have been edited."""
@@ -309,8 +309,8 @@ class Comparability(NamedTuple):
     """Result of a comparison of losses at equal work; `is_ok` is None if that cannot be told."""
 
     is_ok: bool | None
+    # Relative difference of the candidate, where it is largest; above 0 its loss is higher.
     difference: float = 0.0
-    """Relative difference of the candidate, where it is largest; above 0 its loss is higher."""
     tolerance: float = 0.0
     points: int = 0  # At how many amounts of work both were compared
     reason: str = ""  # What is wrong, or why nothing can be told; empty if they agree

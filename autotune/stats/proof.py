@@ -68,12 +68,12 @@ PATIENCE = 6
 class ProofPlan:
     """How a proof spends its error over its looks."""
 
+    # Pairs of processes within which most of the error is spent: the cap as it was planned.
     base: int
-    """Pairs of processes within which most of the error is spent: the cap as it was planned."""
+    # Chance, over all looks that can ever be, that the upper end is below the true ratio.
     error: float
-    """Chance, over all looks that can ever be, that the upper end is below the true ratio."""
+    # Pairs of processes before a set is called faster, or the cap if that is lower.
     least: int = FIRST_LOOK
-    """Pairs of processes before a set is called faster, or the cap if that is lower."""
     other_side: float = OTHER_SIDE  # How many times as often the lower end may miss
 
     def nominal(self, count: int, *, times: float = 1.0) -> float:
@@ -124,8 +124,8 @@ class ProofLook(NamedTuple):
     """State of a proof at the look at which it ended, or at the latest one."""
 
     stop: bool
+    # Whether the set is surely faster by more than the smallest effect, at the plan's error.
     holds: bool
-    """Whether the set is surely faster by more than the smallest effect, at the plan's error."""
     reason: str
     used: int  # Pairs on which that rests
 

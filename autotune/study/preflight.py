@@ -40,10 +40,10 @@ RECIPE = "recipe "  # start of the origin of a set that is a published recipe
 class Setup:
     """What a session is set up with; by itself, to measure given sets without a search."""
 
+    # Sets to try before the sampler proposes, each with its origin.
     first: NamedSets = ()
-    """Sets to try before the sampler proposes, each with its origin."""
+    # What is known of the build's settings; without it all count as read at run time.
     installed: KnownSettings | None = None
-    """What is known of the build's settings; without it all count as read at run time."""
 
     def space(self, facts: WorkloadFacts | None) -> SearchSpace:
         """Returns the search space, given the facts of the reference."""
