@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from autotune.model.errors import SettingError
+from autotune.model.flags import FlagSet
 from autotune.settings.assignments import COMPUTED, read_assignments
 from autotune.settings.check import SettingVerdict, check_given, check_text, migrate_text
 from autotune.settings.known import KnownSettings
@@ -84,7 +85,7 @@ def test_a_file_that_speaks_of_gpus_is_judged_for_gpus_without_their_plugin(know
     assert check.verdict is SettingVerdict.EFFECTIVE
     on_cpu = check_text("export JAX_PLATFORMS=cpu NCCL_PROTO=LL\n", known)
     assert {c.verdict for c in on_cpu if c.name == "NCCL_PROTO"} == {SettingVerdict.NO_EFFECT}
-    assert migrate_text("export NCCL_PROTO=LL\n", known) == {"NCCL_PROTO": "LL"}
+    assert migrate_text("export NCCL_PROTO=LL\n", known) == FlagSet({"NCCL_PROTO": "LL"})
     check, *_ = check_text("export XLA_CLIENT_MEM_FRACTION=-1\n", known)
     assert check.verdict is SettingVerdict.BAD_VALUE
 

@@ -289,7 +289,6 @@ def test_a_slow_machine_is_named_and_other_devices_or_versions_are_refused(
 
 def test_each_part_between_commas_is_a_lane() -> None:
     assert parse_groups("0-3,4-7") == (("0", "1", "2", "3"), ("4", "5", "6", "7"))
-    assert parse_groups("0+2,1+3") == (("0", "2"), ("1", "3"))
     assert parse_groups("0,1") == (("0",), ("1",))
     assert parse_groups(None) == ()
 

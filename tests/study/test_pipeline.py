@@ -31,7 +31,7 @@ from autotune.model.records import (
 from autotune.model.spec import StudySpec
 from autotune.settings.space import Parameter, SearchSpace
 from autotune.stats.estimates import Verdict
-from autotune.study.samplers import make_sampler
+from autotune.study.samplers import check_sampler
 from autotune.workers.base import WorkerFailed
 from tests.runs import EFFECTS, SPACE, Noting, Run, failed, replay_study, there
 from tests.tables import toml_beside
@@ -256,4 +256,4 @@ def test_a_study_that_was_stopped_proposes_what_it_would_have(run_replay: Run, s
 @pytest.mark.parametrize(("sampler", "words"), CASES["no_samplers"])
 def test_what_is_no_sampler_is_refused_before_anything_starts(sampler: str, words: str) -> None:
     with pytest.raises(StudyFileError, match=words):
-        make_sampler(with_sampler(sampler).search, seed=0)
+        check_sampler(with_sampler(sampler).search)

@@ -52,7 +52,7 @@ Run = Callable[..., tuple[ConclusionRecord, Store, Diary, Noting]]
 @pytest.fixture
 def screened(monkeypatch: pytest.MonkeyPatch) -> Callable[[StudySpec, Any], None]:
     """Lets the screen of a simulated study, which has none, compile by rules, and groups before the search."""
-    monkeypatch.setattr(StudyScreener, "_has_room_beside", lambda *_: False)
+    monkeypatch.setattr("autotune.study.screen.spare_processors", lambda *_: 0)
 
     def screened(spec: StudySpec, rules: Any) -> None:
         monkeypatch.setattr(stage, "open_screener", lambda *_, **__: contextlib.nullcontext((spec, screen(rules))))
@@ -251,7 +251,7 @@ class Beside:
                 self.released.set()
             return settled(opened, wait=is_due)
 
-        patch.setattr(StudyScreener, "_has_room_beside", lambda *_: True)
+        patch.setattr("autotune.study.screen.spare_processors", lambda *_: 1)
         patch.setattr(Screener, "together", held_back)
         patch.setattr(StudyScreener, "settled", noticed)
 
