@@ -233,9 +233,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("interpreter", "advice"), [("no/such/python", "be a working"), ("bare", "pip install jax")]
-)
+@pytest.mark.parametrize(("interpreter", "advice"), [("no/such/python", "be a working"), ("bare", "pip install jax")])
 def test_a_build_that_cannot_be_asked_is_told_before_anything_runs(
     interpreter: str, advice: str, environments: dict[str, Path], program: Path
 ) -> None:
