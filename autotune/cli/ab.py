@@ -106,6 +106,8 @@ def ab(
     from autotune.study.variants import at_revision, changed_files, variant_of, with_interpreter
 
     limit = _share_of(max_slowdown)
+    if time_budget:
+        options.seconds_of(time_budget, "--time-budget")
     tune.refuse_bad_name(name)
     command, command_of_b = _split(words)
     a_words = [*command, *shell_words(a_args, "--a-args")]

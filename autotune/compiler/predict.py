@@ -26,12 +26,11 @@ from autotune.settings.catalog import Stage, Texts
 
 FIGURES = packaged_table("step_time.toml")
 
+# How predictions agree with published step times.
+#
+# ``interval`` is the 95 % interval of measured over predicted step time of a framework that was not
+# compared, ``words`` says it. ``families`` and ``lengths`` (by ``attention``) were compared.
 PUBLISHED: Fields = json.loads(packaged_text("published.json"))
-"""How predictions agree with published step times.
-
-``interval`` is the 95 % interval of measured over predicted step time of a framework that was not
-compared, ``words`` says it. ``families`` and ``lengths`` (by ``attention``) were compared.
-"""
 
 MAIN = "compute"
 LINK = "link to the host"

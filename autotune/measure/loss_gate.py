@@ -373,14 +373,13 @@ def not_comparable(message: str) -> WorkerFailed:
     return WorkerFailed(Failure(kind=FailureKind.WORKLOAD_ERROR, message=message, phase="check"))
 
 
+# Under it the reference computes the same in another order, and rounds where it is told to.
+#
+# Seen on XLA:CPU (docs/loss.md): the first alone does not round bfloat16 otherwise for several
+# steps, the second alone changes nothing of float32.
 OTHER_ROUNDING = FlagSet(
     {"jax_disable_most_optimizations": "true", "xla_allow_excess_precision": "false"}
 )
-"""Under it the reference computes the same in another order, and rounds where it is told to.
-
-Seen on XLA:CPU (docs/loss.md): the first alone does not round bfloat16 otherwise for several steps,
-the second alone changes nothing of float32.
-"""
 
 # What is tried, in order: a program without its optimizations may not fit into memory.
 ROUNDINGS = (OTHER_ROUNDING, OTHER_ROUNDING.without("jax_disable_most_optimizations"))

@@ -113,26 +113,23 @@ class Mismatch(NamedTuple):
 _GRAD_NORM_FACTOR = 4.0
 # How many times the largest difference among references, which are few, a candidate may be off.
 MARGIN = 4.0
+# References are looked at up to this many times the step.
+#
+# With 1, 2 to 11 % of simulated sets in another rounding were called wrong, with 2 at most 0.2 %.
 AHEAD = 2
-"""References are looked at up to this many times the step.
-
-With 1, 2 to 11 % of simulated sets in another rounding were called wrong, with 2 at most 0.2 %.
-"""
 # Past this, a difference is no rounding, unless references themselves were seen so far apart.
 MOST_TOLERANCE = 0.25
+# Steps within which rounding that no reference shows grows with the step; later with its cube.
+#
+# Seen on XLA:CPU (jax 0.10.2, llama-tiny in float32, with optimizations and without): 1e-7 at the
+# first step, 4e-7 within 20, 7e-4 and 9e-3 after 219 and 230 in two runs.
 FEW_STEPS = 20
-"""Steps within which rounding that no reference shows grows with the step; later with its cube.
-
-Seen on XLA:CPU (jax 0.10.2, llama-tiny in float32, with optimizations and without): 1e-7 at the
-first step, 4e-7 within 20, 7e-4 and 9e-3 after 219 and 230 in two runs.
-"""
 # A loss below this share of the first one may be off as one of that size is, if roundings hide.
 SMALL = 0.2
+# Largest difference of losses, within `FEW_STEPS`, of runs that see the same data in one order.
+#
+# On an H100 in bfloat16 (benchmarks/results/gpu): 0.01 % in five steps, 4.0 % at step 27.
 EQUAL_RUNS = 0.05
-"""Largest difference of losses, within `FEW_STEPS`, of runs that see the same data in one order.
-
-On an H100 in bfloat16 (benchmarks/results/gpu): 0.01 % in five steps, 4.0 % at step 27.
-"""
 # Largest power of the step with which differences grow past the last step of references.
 _STEEPEST = 2.0
 

@@ -38,11 +38,10 @@ from autotune.stats.estimates import (
 
 # Pairs of processes before the first look: fewer tell too little of their own spread.
 FIRST_LOOK = 4
+# Pairs of processes before a set is called faster; ten processes with the isolated runs after.
+#
+# Of slow ones that are one in five, 89 % of such proofs see one (`benchmarks.truth`).
 LEAST_PAIRS = 6
-"""Pairs of processes before a set is called faster; ten processes with the isolated runs after.
-
-Of slow ones that are one in five, 89 % of such proofs see one (`benchmarks.truth`).
-"""
 # One-sided error of all proofs of a study: so many studies without a better set name a winner.
 ERROR = 0.005
 # How many times as often a proof may call a set wrongly slower; of two variants either one.

@@ -342,6 +342,7 @@ def test_memory_and_compilation_are_told_where_they_change() -> None:
         (["--b-env", "XLA_FLAGS"], "a variable must be NAME=VALUE but is 'XLA_FLAGS'"),
         (["--b-args", "--name 'x"], "--b-args must be quoted as for a shell but: No closing quotation"),
         (["--name", "../mine", "--b-args", "x"], "--name must be letters, digits, dots and dashes"),
+        (["--time-budget", "soon", "--b-args", "x"], "--time-budget must look like 30m or 8h but got 'soon'"),
         ([], "A and B must differ but are equal"),
     ],
 )
