@@ -119,7 +119,7 @@ def figures_of(lowered: Any, compiled: Any) -> Message:
     }
     if is_cached and jax.process_index() == 0:  # others may have loaded what it compiled
         with contextlib.suppress(OSError):
-            file.write_text(json.dumps(figures), encoding="utf-8")
+            file.write_text(json.dumps(figures))
     return figures
 
 

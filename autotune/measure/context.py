@@ -111,12 +111,11 @@ class MeasurementContext:
             self._launcher.limits = time_limits_after(self.spec, aa_run)
         # On GPUs each process of a proof, and of the A/A run that tells how far they differ, times
         # its own kernels.
-        device = self.spec.device
         is_search = isinstance(assignment.task, TrialTask | AblationTask)
         times_kernels = self.spec.block_sizes.in_order
         self._launcher.caches.begin(
-            programs=device.node_count == 1 and (is_search or not times_kernels),
-            kernels=device.rank_count == 1 and is_search and times_kernels,
+            programs=self.spec.device.node_count == 1 and (is_search or not times_kernels),
+            kernels=self.spec.device.rank_count == 1 and is_search and times_kernels,
             # It tells how long a first start takes.
             anew=isinstance(assignment.task, AaTask),
         )

@@ -96,6 +96,8 @@ _OF_SHELLS = {
     r"(?m)(^|;)[ \t]*(?:or|and) (?=set )": r"\1",
     r"(?m)^[ \t]*env ((?:(?:-u ?|--unset[= ])\w+ )+)": r"unset \1; env ",
     r"\b(?:APPTAINER|SINGULARITY)ENV_(?=[A-Z])": "",
+    r"(?ms)^(#SBATCH[ \t]+--export[= ](NONE|NIL)\b(?!.*SLURM_EXPORT_ENV).*?^[ \t]*srun )"
+    r"(?![^\n]*--export)": r"\1--export=\2 ",
     r"""(?s)@(["'])\n(.*?)\n\1@""": r"\1\2\1",
     r"(?im)^[ \t]*(?:UnsetEnvironment=|"
     r"(?:unsetenv|set -\w*e|set --erase|export -n|Remove-Item)[ \t]+)(?:Env:)?(?=\w)": "unset ",
