@@ -27,7 +27,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from autotune.settings.catalog import DATA, load_catalog, older, read_asked, release_of
@@ -78,7 +77,7 @@ def ask_jaxlib(release: str) -> None:
         _run([sys.executable, "-m", "venv", "--without-pip", folder])
         pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps"]
         _run([*pip, f"jaxlib=={release}", "numpy", "ml_dtypes"])
-        flags = probe_build(python, cache_dir=Path(folder)).flags
+        flags = probe_build(python).flags
     asked = read_asked("xla")
     if older(release, asked["releases"][-1]):
         raise SystemExit(

@@ -180,18 +180,14 @@ def target_names() -> list[str]:
     return sorted(n.removesuffix(".toml") for n in names if n.endswith(".toml"))
 
 
-def load_target(
-    name: str, *, facts: GpuFacts | None = None, versions: Versions | None = None
-) -> Target:
+def load_target(name: str, *, facts: GpuFacts | None = None) -> Target:
     """Loads one of `target_names`, or a ``.toml`` file of the same form; else StudyFileError.
 
-    What such a GPU reports itself (`facts`) overrides the file. `versions` are of the distributions
-    that decide CUDA and cuDNN, by default the installed ones.
+    Facts that such a GPU reports override the file; CUDA and cuDNN are the installed ones.
     """
     target = _read_target(name)
     cuda = packaged_table("cuda.toml")
-    if versions is None:
-        versions = installed_versions([*CUDA_PLUGINS, *cuda["wheels"]])
+    versions = installed_versions([*CUDA_PLUGINS, *cuda["wheels"]])
     installed = next((p for p in CUDA_PLUGINS if p in versions), CUDA_PLUGINS[-1])
     plugin = cuda["plugins"][installed]
     device = {**cuda["limits"], **_versions(plugin, versions), **target.device}
@@ -205,7 +201,7 @@ def load_target(
         device |= {name: value for name, value in reported.items() if value}
     if target.network.nvlink_links:
         device["device_interconnect_info"] = {"active_links": target.network.nvlink_links}
-    dnn = _numbers(versions.get(plugin["dnn_wheel"], cuda["dnn"]))
+    dnn = _numbers(versions.get(plugin["dnn_wheel"]) or cuda["dnn"])
     return replace(
         target,
         name=name.removesuffix(".toml").rpartition("/")[2],

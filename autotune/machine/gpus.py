@@ -48,11 +48,11 @@ def run_program(
     return ""
 
 
-def find_gpus(run: Runner = run_program) -> tuple[Gpu, ...]:
+def find_gpus() -> tuple[Gpu, ...]:
     """Lists all GPUs of this machine, also hidden ones; none without nvidia-smi."""
     gpus = []
     command = ["nvidia-smi", f"--query-gpu={_QUERY}", "--format=csv,noheader,nounits"]
-    for cells in csv.reader(run(command).splitlines(), skipinitialspace=True):
+    for cells in csv.reader(run_program(command).splitlines(), skipinitialspace=True):
         if len(cells) == _QUERY.count(",") + 1 and cells[0].isdigit():
             index, uuid, name, total, used, driver, capability, busy = cells
             gpus.append(

@@ -14,7 +14,7 @@ from autotune.model.records import ISOLATED, AaRecord, ConfirmRun, PowerAnalysis
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_seconds
 from autotune.stats.aa_noise import proof_size, trial_plan
-from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, planned_pairs, smallest_gain
+from autotune.stats.proof import FIRST_LOOK, ISOLATED_PAIRS, LEAST_PAIRS, smallest_gain
 
 # Share of a time budget beyond which an A/A run starts no more processes than it must.
 AA_SHARE = 0.2
@@ -141,5 +141,5 @@ def power_analysis(spec: StudySpec, result: AaRecord) -> PowerAnalysis | None:
 
 
 def proofs_s(spec: StudySpec, takes: Durations) -> float:
-    """Seconds planned for one proof on one lane, its isolated runs included."""
-    return planned_pairs(spec.confirm.processes) * takes.pair_s + takes.isolated_s
+    """Seconds planned for one proof on one lane, its isolated runs included; few take more."""
+    return min(spec.confirm.processes, 2 * LEAST_PAIRS) * takes.pair_s + takes.isolated_s

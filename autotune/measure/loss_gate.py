@@ -31,6 +31,7 @@ from autotune.model.options import options_in
 from autotune.model.spec import StudySpec
 from autotune.model.units import format_change_of
 from autotune.stats.loss_check import (
+    CURVE_TOLERANCE,
     EQUAL_RUNS,
     GRAD_NORM,
     LOSS,
@@ -73,7 +74,7 @@ Sets = tuple[FlagSet, FlagSet]
 Reports = tuple[WorkerReport, WorkerReport]  # Of what is compared with, and of the candidate
 
 # Of one arm of a soak: steps of its first process since it was ready, and the loss there.
-LongLosses = Sequence[tuple[int, float]]
+LongLosses = Sequence[tuple[int, StepLoss]]
 
 # Share of the first loss of which differences are a share, where a loss is learned by heart.
 COLLAPSED = 0.05
@@ -160,13 +161,13 @@ class LossGate:
         if basis in STEP_BY_STEP:
             if not all(losses):
                 return _silent(basis, "the candidate" if losses[0] else "the reference")
-            self._refuse_wrong_in_soak(reference, *losses)
-            result = compare_curves(
-                *losses, least_scale=COLLAPSED * abs(next(iter(reference.losses), 0.0))
-            )
+            result = _compare_curves(losses, LOSS, reference.losses, CURVE_TOLERANCE)
+            norms = _compare_curves(losses, GRAD_NORM, reference.grad_norms, MOST_TOLERANCE)
+            if result.is_ok and norms.is_ok is False:
+                result = norms._replace(reason=norms.reason.replace(LOSS, GRAD_NORM))
         else:
             by_work = [
-                [(step * (report.tokens_per_step or 1), loss) for step, loss in run]
+                [(step * (report.tokens_per_step or 1), step_loss.loss) for step, step_loss in run]
                 for report, run in zip(reports, losses, strict=True)
             ]
             over += ", by confirm.loss_tolerance"
@@ -176,18 +177,6 @@ class LossGate:
                 is_same_work=reference.tokens_per_step == candidate.tokens_per_step,
             )
         return _check_of(basis, result, over, phase="soak")
-
-    def _refuse_wrong_in_soak(
-        self, report: WorkerReport, reference: LongLosses, candidate: LongLosses
-    ) -> None:
-        begin = first_step(self.spec) - 1
-        end = max(self.spread.steps, default=0)
-        expected, actual = (
-            {begin + step: StepLoss(loss) for step, loss in run if begin + step <= end}
-            for run in (reference, candidate)
-        )
-        common = {step: expected[step] for step in expected if step in actual}
-        self._refuse_wrong(common, actual, report, phase="soak")
 
     def _step_by_step(self, basis: LossBasis, reports: Reports) -> LossCheck:
         """The same work, every step held to the reference's within the spread of references."""
@@ -273,6 +262,20 @@ class LossGate:
                 f"{mismatch.tolerance:.1e} (relative) but is {mismatch.actual!r}",
                 phase=phase,
             )
+
+
+def _compare_curves(
+    losses: tuple[LongLosses, LongLosses],
+    quantity: str,
+    first: Sequence[float],
+    tolerance: float,
+) -> Comparability:
+    """Compares one quantity of two long runs; `first` are the reference's first steps."""
+    curves = (
+        [(step, at.values[quantity]) for step, at in run if quantity in at.values] for run in losses
+    )
+    least_scale = COLLAPSED * abs(next(iter(first), 0.0))
+    return compare_curves(*curves, least_scale=least_scale, tolerance=tolerance)
 
 
 def _silent(basis: LossBasis, who: str) -> LossCheck:

@@ -23,6 +23,7 @@ from autotune.model.proofs import SoakVerdict, judge_soak
 from autotune.model.records import MemoryUse, SoakArm, SoakArms, SoakLook, SoakRecord
 from autotune.model.units import format_change
 from autotune.stats.long_run import LEAK_LOOKS, find_stalls, segments
+from autotune.stats.loss_check import StepLoss
 from autotune.workers.base import Worker, WorkerFailed
 
 # Blocks of a process's run at least, each a sample of loss and memory, and samples in a record.
@@ -54,7 +55,7 @@ class LongRun:
     block: int = 0  # Steps of a block; 0 until that is known
     times: list[float] = field(default_factory=list)
     # Steps of the first process up to the end of a block, and the loss there, if it is told.
-    losses: list[tuple[int, float]] = field(default_factory=list)
+    losses: list[tuple[int, StepLoss]] = field(default_factory=list)
     memory: list[tuple[int, MemoryUse]] = field(default_factory=list)  # Likewise of memory in use
     lasted_s: float = 0.0  # Seconds of its steps, those included that a program does not print
     loss_lag: int = 0  # Steps of the first process after its last loss
@@ -214,7 +215,7 @@ class _Soak:
             run.loss_lag = worker.loss_lag
             run.longest_lag = max(run.longest_lag, run.loss_lag)
             if worker.last_loss is not None:
-                run.losses.append((steps, worker.last_loss))
+                run.losses.append((steps, StepLoss(worker.last_loss, worker.last_norm)))
             if worker.last_memory is not None:
                 run.memory.append((steps, worker.last_memory))
         self.context.progress.phase(

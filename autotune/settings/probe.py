@@ -264,20 +264,18 @@ _LEGAL = {
 }
 
 
-def probe_build(
-    python: str = sys.executable, *, platform: Platform = "cpu", cache_dir: Path | None = None
-) -> ProbeReport:
+def probe_build(python: str = sys.executable, *, platform: Platform = "cpu") -> ProbeReport:
     """Probes the build installed for `python`, for ``"cuda"`` with its plugin, or reads the cache.
 
     LaunchError if Python does not start, has no jaxlib or does not answer, StoppedError if killed.
     """
     for _ in range(_TRIES - 1):
         with contextlib.suppress(StoppedError):
-            return _probe(python, platform, cache_dir)
-    return _probe(python, platform, cache_dir)
+            return _probe(python, platform)
+    return _probe(python, platform)
 
 
-def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeReport:
+def _probe(python: str, platform: Platform) -> ProbeReport:
     packages = _locate(python)
     versions = packages.versions
     folders = packages.folders
@@ -290,7 +288,7 @@ def _probe(python: str, platform: Platform, cache_dir: Path | None) -> ProbeRepo
             break
     stamp = [_SCHEMA_VERSION, packages._asdict(), *map(str, libraries)]
     digest = hashlib.sha256(json.dumps(stamp).encode()).hexdigest()[:16]
-    path = (cache_dir or default_cache_dir()) / f"probe-{versions['jaxlib']}-{digest}.json"
+    path = default_cache_dir() / f"probe-{versions['jaxlib']}-{digest}.json"
     try:
         report = _REPORT.validate_json(path.read_bytes())
     except (OSError, ValidationError):  # absent, or torn by a killed process

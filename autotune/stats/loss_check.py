@@ -409,16 +409,22 @@ END_PART = 8
 END_SCALE = 4.0
 
 
-def compare_curves(reference: Curve, candidate: Curve, *, least_scale: float) -> Comparability:
+def compare_curves(
+    reference: Curve,
+    candidate: Curve,
+    *,
+    least_scale: float,
+    tolerance: float = CURVE_TOLERANCE,
+) -> Comparability:
     """Compares the losses of two long runs of the same work, step by step and over the whole.
 
     Rounding makes single steps differ, above and below; a program that computes something else is
-    off in the mean. Differences are shares of `least_scale` at least: any two runs that have
-    learned by heart differ by far.
+    off in the mean. Differences are shares of the larger of both, and of `least_scale` at least:
+    any two runs that have learned by heart differ by far.
     """
     losses = dict(candidate)
     apart = [
-        (losses[step] - loss) / max(abs(loss), least_scale, 1e-12)
+        (losses[step] - loss) / max(abs(loss), abs(losses[step]), least_scale, 1e-12)
         for step, loss in reference
         if step in losses
     ]
@@ -431,12 +437,13 @@ def compare_curves(reference: Curve, candidate: Curve, *, least_scale: float) ->
     if count < LEAST_POINTS:
         return result
     end = apart[-max(LEAST_POINTS, count // END_PART) :]
-    small = END_SCALE * least_scale / max(abs(reference[-1][1]), least_scale, 1e-12)
-    differences = [(len(end), median(end), MOST_TOLERANCE * max(1.0, small))]
+    largest = max(abs(reference[-1][1]), abs(candidate[-1][1]), least_scale, 1e-12)
+    small = END_SCALE * least_scale / largest
+    differences = [(len(end), median(end), MOST_TOLERANCE * max(1.0, small) + 2.0 * tolerance)]
     for divisor in CURVE_PARTS:
         steps = apart[-(count // divisor) :]
         if len(steps) >= LEAST_POINTS:
-            allowed = CURVE_TOLERANCE + half_width(steps, alpha=CURVE_ALPHA)
+            allowed = tolerance + half_width(steps, alpha=CURVE_ALPHA)
             differences.append((len(steps), fmean(steps), allowed))
     for points, difference, allowed in differences:
         result = Comparability(is_ok=True, difference=difference, tolerance=allowed, points=points)

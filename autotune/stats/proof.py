@@ -258,11 +258,6 @@ def unseen_share(count: int) -> float:
     return float(1.0 - 0.05 ** (1.0 / count))
 
 
-def planned_pairs(most: int) -> int:
-    """Fresh pairs of processes planned for the proof of one finalist; few proofs take more."""
-    return min(most, 2 * LEAST_PAIRS)
-
-
 def alone_plan(most: int) -> ProofPlan:
     """Plan of the isolated runs of a proven set: whether it is faster at all."""
     return ProofPlan(base=max(most, FIRST_LOOK), error=ISOLATED_ERROR, least=ISOLATED_PAIRS)

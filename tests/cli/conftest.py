@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -13,5 +15,6 @@ from autotune.settings.probe import probe_build
 def probed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A cache folder of the user in which the build's answers lie."""
     folder = tmp_path_factory.mktemp("cache")
-    probe_build(cache_dir=folder / "autotune")
+    with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(folder)):
+        probe_build()
     return folder

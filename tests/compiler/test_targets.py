@@ -5,6 +5,7 @@ import dataclasses
 import re
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -45,7 +46,8 @@ def test_peaks_follow_from_the_cores_at_some_share_of_the_boost_clock(name: str,
 
 @pytest.mark.parametrize(("versions", "runtime", "toolkit", "dnn"), TARGETS["cuda"])
 def test_cuda_is_that_of_the_installed_plugin(versions: dict[str, str], runtime: str, toolkit: str, dnn: str) -> None:
-    text = load_target("h100-sxm", versions=versions).config_text
+    with mock.patch("autotune.compiler.targets.installed_versions", return_value=versions):
+        text = load_target("h100-sxm").config_text
     assert f'runtime_version: "{runtime}"' in text
     assert f'compile_time_toolkit_version: "{toolkit}"' in text
     assert ".".join(re.findall(r"(?:major|minor|patch): (\d+)\n", text)[-3:]) == dnn

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from autotune.machine import gpus
-from autotune.machine.gpus import GpuFacts, find_gpus, gpu_facts, run_program, visible_gpu_ids, visible_gpus
+from autotune.machine.gpus import Gpu, GpuFacts, find_gpus, gpu_facts, run_program, visible_gpu_ids, visible_gpus
 from harness.fake_nvml import FakeNvml, missing
 from tests.tables import toml_beside
 
@@ -18,19 +19,25 @@ H100S = """0, GPU-a, NVIDIA H100 80GB HBM3, 81559, 13, 550.54.15, 9.0, 0
 """
 
 
+def printed(text: str) -> tuple[Gpu, ...]:
+    """The GPUs of a machine whose nvidia-smi prints this."""
+    with mock.patch("autotune.machine.gpus.run_program", return_value=text):
+        return find_gpus()
+
+
 def test_gpus_are_read_from_nvidia_smi() -> None:
-    first, second = find_gpus(lambda command: H100S)
+    first, second = printed(H100S)
     assert (first.index, first.name, first.driver) == (0, "NVIDIA H100 80GB HBM3", "550.54.15")
     assert (first.memory_bytes, first.compute_capability) == (81559 << 20, "9.0")
     assert (second.used_bytes, second.busy_percent) == (40000 << 20, 97)
-    (gpu,) = find_gpus(lambda command: "0, GPU-a, GPU, [N/A], [N/A], 1, 9.0, [N/A]\n")
+    (gpu,) = printed("0, GPU-a, GPU, [N/A], [N/A], 1, 9.0, [N/A]\n")
     assert (gpu.memory_bytes, gpu.busy_percent) == (0, None)
     assert visible_gpu_ids({"CUDA_VISIBLE_DEVICES": "GPU-8f1a,3"}) == ("GPU-8f1a", "3")
 
 
 @pytest.mark.parametrize("output", ["", "No devices were found\n", "a, b, c\n"])
 def test_a_machine_without_gpus_has_none(output: str) -> None:
-    assert find_gpus(lambda command: output) == ()
+    assert printed(output) == ()
 
 
 @pytest.mark.parametrize(

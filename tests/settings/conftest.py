@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -44,12 +45,13 @@ def docs_script(name: str) -> ModuleType:
 def probe_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the build's answers are kept, one folder for all workers."""
     folder = tmp_path_factory.getbasetemp()
-    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+    return Path(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder, "autotune")
 
 
 @pytest.fixture(scope="session")
 def report(probe_folder: Path) -> ProbeReport:
-    return probe_build(sys.executable, cache_dir=probe_folder)
+    with mock.patch.dict(os.environ, XDG_CACHE_HOME=str(probe_folder.parent)):
+        return probe_build(sys.executable)
 
 
 @pytest.fixture(scope="session")

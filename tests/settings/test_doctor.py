@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.machine.gpus import find_gpus
+from autotune.machine import gpus as gpus_here
 from autotune.machine.host import packages_of
 from autotune.settings import doctor
 from autotune.settings.check import check_variables
@@ -30,7 +30,7 @@ def be_on_machine(monkeypatch: pytest.MonkeyPatch, root: Path, gpus: str, instal
         return json.dumps({"python": "3.11.7", "versions": json.loads(installed), "folders": {}, "libraries": {}})
 
     monkeypatch.setattr(doctor, "ROOT", root)
-    monkeypatch.setattr(doctor, "find_gpus", partial(find_gpus, run))
+    monkeypatch.setattr(gpus_here, "run_program", run)
     monkeypatch.setattr(doctor, "packages_of", partial(packages_of, run=run))
 
 

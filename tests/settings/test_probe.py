@@ -56,19 +56,25 @@ def test_a_build_is_asked_once_and_anew_for_a_torn_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(autotune.settings.probe, "ParserProcess", lambda *_: pytest.fail("asked again"))
-    assert probe_build(sys.executable, cache_dir=probe_folder) == report
+    monkeypatch.setenv("XDG_CACHE_HOME", str(probe_folder.parent))
+    assert probe_build(sys.executable) == report
     monkeypatch.setattr(autotune.settings.probe, "ParserProcess", lambda *_: parser)
     monkeypatch.setattr(parser, "close", lambda: None)  # others ask it, too
     (whole,) = probe_folder.glob("probe-*.json")
-    (torn := tmp_path / whole.name).write_text(whole.read_text()[:1000])
+    (torn := tmp_path / "autotune" / whole.name).parent.mkdir()
+    torn.write_text(whole.read_text()[:1000])
     monkeypatch.setattr(autotune.settings.probe, "_ask_flags", lambda *_: (report.flags, report.removed))
-    assert probe_build(sys.executable, cache_dir=tmp_path) == report
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert probe_build(sys.executable) == report
     assert json.loads(torn.read_text()).keys() == json.loads(whole.read_text()).keys()  # it is whole again
 
 
 @pytest.mark.aot
-def test_the_plugin_holds_the_flags_of_the_cpu(report: ProbeReport, tmp_path_factory: pytest.TempPathFactory) -> None:
-    cuda = probe_build(sys.executable, platform="cuda", cache_dir=tmp_path_factory.getbasetemp())
+def test_the_plugin_holds_the_flags_of_the_cpu(
+    report: ProbeReport, probe_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(probe_folder.parent))
+    cuda = probe_build(sys.executable, platform="cuda")
     assert (cuda.platform, cuda.jaxlib) == ("cuda", report.jaxlib)
     assert cuda.flags == report.flags
     if cuda.plugin is None:
@@ -78,7 +84,7 @@ def test_the_plugin_holds_the_flags_of_the_cpu(report: ProbeReport, tmp_path_fac
 def test_a_python_without_jaxlib_is_told_how_to_get_it(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     with pytest.raises(LaunchError, match="install jax"):
-        probe_build(str(tmp_path / "bare/bin/python"), cache_dir=tmp_path)
+        probe_build(str(tmp_path / "bare/bin/python"))
 
 
 def test_a_parser_that_does_not_answer_is_an_error() -> None:
@@ -93,10 +99,10 @@ def test_a_parser_that_is_killed_is_tried_again(tmp_path: Path, monkeypatch: pyt
     child, tries = tmp_path / "child.py", tmp_path / "tries"
     child.write_text(f"import os\nopen({str(tries)!r}, 'a').write('x')\nos.kill(os.getpid(), 9)\n")
     monkeypatch.setattr(autotune.settings.probe, "_CHILD", child)
-    with pytest.raises(StoppedError, match=r"SIGKILL; .*same command"):
-        probe_build(sys.executable, cache_dir=tmp_path)
-    assert tries.read_text() == "xxx"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(StoppedError, match=r"SIGKILL; .*same command"):
+        probe_build(sys.executable)
+    assert tries.read_text() == "xxx"
     assert autotune_command("flags", "check", "--xla_a=1").returncode == STOPPED
 
 

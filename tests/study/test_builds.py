@@ -246,8 +246,8 @@ def test_a_build_that_cannot_be_asked_is_told_before_anything_runs(
 
 
 @pytest.mark.gate
-def test_a_build_in_a_container_is_asked_without_our_files_there(environments: dict[str, Path], tmp_path: Path) -> None:
-    asked = probe_build(str(environments["slow"]), cache_dir=tmp_path)
+def test_a_build_in_a_container_is_asked_without_our_files_there(environments: dict[str, Path]) -> None:
+    asked = probe_build(str(environments["slow"]))
     assert replace(asked, libraries=()) == replace(probe_build(sys.executable), libraries=())
     assert not asked.lacks("no such pass"), "its libraries cannot be read from outside"
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from autotune.measure.loss_gate import (
@@ -37,6 +38,7 @@ from autotune.results.verify import Verification
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.settings.space import Parameter, SearchSpace
+from autotune.stats.loss_check import StepLoss
 from autotune.study.recheck import verify_winner
 from autotune.workers.base import WorkerFailed
 from harness.simulated_machine import LOSSES, SimulatedWorker, parse_simulated
@@ -529,10 +531,23 @@ def test_first_steps_on_other_data_are_compared_roughly_and_never_the_last_word(
 @pytest.mark.parametrize(("share", "is_wrong"), [(0.0, False), (0.08, True), (-0.08, True)])
 def test_a_long_run_on_other_data_is_judged_by_its_mean(share: float, is_wrong: bool) -> None:
     curves = [[(n, scattered(2.0, seed=seed)(n)) for n in range(400)] for seed in (1, 2)]
-    candidate = [(n, loss * (1.0 + share)) for n, loss in curves[1]]
+    reference, candidate = (
+        [(n, StepLoss(loss * by)) for n, loss in curve] for curve, by in zip(curves, (1.0, 1.0 + share), strict=True)
+    )
     with pytest.raises(WorkerFailed) if is_wrong else contextlib.nullcontext():
-        check = of_unseeded().check_soak(LossBasis.ORDER, (report(), report()), (curves[0], candidate), steps=400)
+        check = of_unseeded().check_soak(LossBasis.ORDER, (report(), report()), (reference, candidate), steps=400)
         assert check.is_ok
+
+
+@pytest.mark.parametrize(("share", "is_wrong"), [(1.0, False), (1.5, True), (0.6, True)])
+def test_a_gradient_norm_that_goes_wrong_in_a_long_run_is(share: float, is_wrong: bool) -> None:
+    """Norms of single steps are far apart when rounding has grown; their mean is not."""
+    rng = np.random.default_rng(1)
+    reference = [(n, StepLoss(2.0, 1.5)) for n in range(100, 500, 10)]
+    candidate = [(n, StepLoss(2.0, 1.5 * share * math.exp(0.2 * rng.standard_normal()))) for n, _ in reference]
+    with pytest.raises(WorkerFailed, match="gradient norm is") if is_wrong else contextlib.nullcontext():
+        reports = (report(), report())
+        assert of_unseeded().check_soak(LossBasis.STEPS, reports, (reference, candidate), steps=400).is_ok
 
 
 @pytest.mark.parametrize(("first", "later", "is_refused"), CASES["resumed"])

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -143,7 +144,8 @@ def test_a_resumed_study_is_not_screened_again_and_still_shares(run: Run) -> Non
 def test_a_study_that_goes_on_is_screened_again_where_the_gpu_is_described_otherwise(run: Run) -> None:
     run(study(), Rules(), trials=1)
     rules = Rules()
-    rules.job.target = load_target("h100-sxm", versions={"jax-cuda13-plugin": "1"})
+    with mock.patch("autotune.compiler.targets.installed_versions", return_value={"jax-cuda13-plugin": "1"}):
+        rules.job.target = load_target("h100-sxm")
     _, store, _, _ = run(study(), rules, trials=2)
     digests = [there(r.report)["target_digest"] for r in store.of(ScreenRecord)]
     assert digests[0] == digests[1] != digests[2] == digests[3]

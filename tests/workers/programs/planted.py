@@ -19,9 +19,10 @@ for step, _ in enumerate(autotune.hook.steps(range(10_000))):
     if fault == "leak" or (fault == "warm-up" and step < 60):
         kept.append(b"x" * (MEGABYTES << 20))
     time.sleep(max(0.0, end - time.perf_counter()))
-    has_begun = step >= {"late-stall": 90, "slowing": 90}.get(fault, 0)
+    has_begun = step >= {"late-stall": 90, "slowing": 90, "norm": 90}.get(fault, 0)
     if fault.endswith("stall") and has_begun and step % 40 == 39:
         time.sleep(0.5)
     if fault == "slowing" and has_begun:
         time.sleep((step - 90) * 1e-4)
-    autotune.hook.report(loss=3.0 + 1.0 / (step + 1), grad_norm=1.0 + 1.0 / (step + 1))
+    share = 1.5 if fault == "norm" and has_begun else 1.0
+    autotune.hook.report(loss=3.0 + 1.0 / (step + 1), grad_norm=share * (1.0 + 1.0 / (step + 1)))
