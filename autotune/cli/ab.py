@@ -206,7 +206,9 @@ def _look(request: ProbeRequest, a: Variant, b: Variant, path: Path) -> StudySpe
         for file in filter(os.path.isfile, arguments):
             if os.path.getmtime(file) > os.path.getmtime(measured):  # noqa: PTH204
                 raise StudyFileError(f"{file} {EDITED}")
-        return Store.open(path).spec
+        spec = Store.open(path).spec
+        tune.refuse_other_rules(request, path, request.platform, spec)
+        return spec
     plan, result = _look_at(b, request)
     if a.first_command != b.first_command:
         _look_at(a, request._replace(rules=result.rules))

@@ -214,10 +214,7 @@ def refuse_other_rules(
     if platform not in (None, study.device.platform):
         subject = "the platform"
     if subject:
-        raise StudyFileError(
-            f"a study continues as its file says but {file} says something else of {subject}; "
-            "edit it, or give another --name"
-        )
+        raise StudyFileError(f"{subject} must be as in {file} but is not: give another --name")
 
 
 def planned(

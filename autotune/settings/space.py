@@ -211,7 +211,6 @@ def build_space(
     reference: WorkloadFacts | None,
     *,
     machines: Scopes | None = None,
-    cpu_count: int | None = None,
 ) -> SearchSpace:
     """Builds the space of a study; SettingError for a name or value that is not legal.
 
@@ -231,8 +230,7 @@ def build_space(
             f"a group must be one of {', '.join(legal)} but got "
             f"{group!r}{close_matches(group, legal)}"
         )
-    cpu_count = cpu_count or len(os.sched_getaffinity(0))
-    builder = _SpaceBuilder(spec, known, reference, scopes, cpu_count)
+    builder = _SpaceBuilder(spec, known, reference, scopes)
     for name, domain in search.settings.items():
         builder.add_from_study(name, domain)
     for name, entry in known.catalog.items():
@@ -254,7 +252,6 @@ class _SpaceBuilder:
     known: KnownSettings
     reference: WorkloadFacts | None
     scopes: Scopes
-    cpu_count: int
     parameters: dict[str, Parameter] = field(default_factory=dict)
     left_out: Values = field(default_factory=dict)
     notes: Values = field(default_factory=dict)
@@ -347,7 +344,7 @@ class _SpaceBuilder:
         blank = self._blank(setting)
         values = ["true", "false"] if blank.type == "bool" else self._values(entry)
         if entry.stage is Stage.CLIENT and entry.group == "cpu_process" and entry.type == "int":
-            values = [value for value in values if int(value) <= self.cpu_count]
+            values = [value for value in values if int(value) <= len(os.sched_getaffinity(0))]
         total = self.reference.collective_bytes.get(entry.merges) if self.reference else None
         if total:
             values = [value for value in values if int(value) < total]

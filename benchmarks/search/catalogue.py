@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 
@@ -51,7 +52,8 @@ def _space(program: int, groups: tuple[str, ...]) -> SearchSpace:
         "device": {"platform": "cuda", "node_count": nodes},
         "search": {"groups": list(groups)},
     }
-    return build_space(parse_study(study), known_settings(), facts, cpu_count=8)
+    with mock.patch("os.sched_getaffinity", return_value=range(8)):
+        return build_space(parse_study(study), known_settings(), facts)
 
 
 def catalogue_space(rng: np.random.Generator, settings: tuple[int, int]) -> SearchSpace:

@@ -286,7 +286,7 @@ def test_another_command_gets_another_file_and_the_same_one_goes_on(tmp_path: Pa
     assert "something else" in named.stderr
     read = autotune("tune", "--dry-run", "--step-pattern", "x", "--", sys.executable, "train.py", cwd=tmp_path)
     assert read.returncode == 2
-    assert "edit it" in read.stderr
+    assert "how steps are read must be as in" in read.stderr
 
 
 def test_a_command_with_a_secret_is_written_for_nobody_else(tmp_path: Path) -> None:

@@ -77,7 +77,8 @@ def space_of(known: KnownSettings, facts: Mapping[str, Any] | None = None, **stu
     told: Any = SimpleNamespace(**{**NOTHING_TOLD, **facts}) if facts else None
     device, machines = {"platform": "cuda", **study.pop("device", {})}, study.pop("machines", None)
     spec = parse_study({"name": "space", "workload": {"entry": "x"}, "device": device, **study})
-    return build_space(spec, known, told, machines=machines, cpu_count=4)
+    with mock.patch("os.sched_getaffinity", return_value=range(4)):
+        return build_space(spec, known, told, machines=machines)
 
 
 def searched(space: SearchSpace) -> set[str]:

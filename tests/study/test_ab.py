@@ -137,6 +137,8 @@ def test_a_program_that_was_edited_is_not_answered_of_before(tmp_path: Path, mon
     Path("train.py").write_text("print(1)\n")
     measured(run, a, b, {}, effects={"xla_a=1": 0.5})
     assert command._look(asked, a, b, run).name == "run"
+    with pytest.raises(StudyFileError, match="how steps are read must be as in runs/run but is not: give"):
+        command._look(asked._replace(rules={"json": "loss"}), a, b, run)
     later = (run / "aa_run" / "pairs.jsonl").stat().st_mtime + 1.0
     os.utime("train.py", (later, later))
     with pytest.raises(StudyFileError, match=r"train\.py must be as it was measured but was edited since"):
