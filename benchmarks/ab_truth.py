@@ -19,9 +19,9 @@ from typing import Any
 from autotune.model.flags import FlagSet
 from autotune.model.records import AB, ConfirmRun
 from autotune.model.spec import parse_study
+from autotune.programs.variants import Variant
 from autotune.settings.space import SearchSpace
 from autotune.study.ab import exit_status, measure_variants, prepare_variants
-from autotune.study.variants import Variant
 from harness.simulated import GivenSetup, given_run, silent
 from harness.simulated_machine import parse_simulated
 

@@ -37,10 +37,10 @@ from autotune.model.clock import Stopwatch
 from autotune.model.flags import FlagSet
 from autotune.model.records import AaRecord, ConclusionRecord, ConfirmRun, TrialResult
 from autotune.model.spec import StudySpec, parse_study
+from autotune.results.live import LineView
 from autotune.rundir.store import Store
 from autotune.study import driver
 from autotune.study.driver import new_run, prove, run_study
-from autotune.study.live import LineView
 from autotune.study.run import StudyRun
 from harness.simulated import runner_of
 

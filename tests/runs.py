@@ -18,6 +18,7 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import Failure, FailureKind, Pair, WorkerReport, WorkPerStep
 from autotune.model.records import AnyRecord, ConclusionRecord, TrialConfig
 from autotune.model.spec import StudySpec, parse_study
+from autotune.programs.variants import Variant
 from autotune.results.conditions import Conditions
 from autotune.results.winner import Winner
 from autotune.rundir.store import RECORDS, Store
@@ -27,7 +28,6 @@ from autotune.stats.estimates import Estimate, estimate_pairs
 from autotune.study.ab import Variants, prepare_variants
 from autotune.study.driver import run_study
 from autotune.study.run import StudyRun
-from autotune.study.variants import Variant
 from autotune.workers.base import Launcher, Progress, Worker, WorkerFailed
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedLauncher, SimulatedWorker, parse_simulated

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from autotune.programs.draft import Plan
     from autotune.programs.look import ProbeResult
     from autotune.programs.probe import ProbeRequest
-    from autotune.study.variants import Variant
+    from autotune.programs.variants import Variant
 
 EDITED = "must be as it was measured but was edited since: give a new --name"
 Variables = Annotated[
@@ -94,6 +94,7 @@ def ab(
     from autotune.model.flags import FlagSet
     from autotune.model.options import shell_words
     from autotune.programs.look import program_python
+    from autotune.programs.variants import at_revision, changed_files, variant_of, with_interpreter
     from autotune.results.tables import profile_table
     from autotune.study.ab import (
         LEAST_EFFECT,
@@ -103,7 +104,6 @@ def ab(
         prepare_variants,
     )
     from autotune.study.preflight import Setup, known_settings
-    from autotune.study.variants import at_revision, changed_files, variant_of, with_interpreter
 
     limit = _share_of(max_slowdown)
     if time_budget:

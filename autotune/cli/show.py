@@ -13,8 +13,8 @@ from autotune.model.errors import AutotuneError
 
 if TYPE_CHECKING:
     from autotune.model.records import TrialResult
+    from autotune.results.status import StudyStatus, UnreadableRun
     from autotune.rundir.store import Store
-    from autotune.study.status import StudyStatus, UnreadableRun
 
 
 def status(
@@ -29,8 +29,8 @@ def status(
     """
     from autotune.model.texts import text_lines
     from autotune.results.format import format_estimate
+    from autotune.results.status import UnreadableRun, format_stage, study_status
     from autotune.rundir.store import runs_in
-    from autotune.study.status import UnreadableRun, format_stage, study_status
 
     statuses: list[StudyStatus | UnreadableRun] = []
     for path in [run_path] if run_path else runs_in(options.RUNS):
@@ -71,10 +71,10 @@ def show(
     """
     from autotune.results.audit import doubts
     from autotune.results.format import aa_lines
+    from autotune.results.reproduce import find_trial
     from autotune.results.screen_words import screen_lines
     from autotune.rundir.damage import damages
     from autotune.rundir.store import Store
-    from autotune.study.reproduce import find_trial
 
     store = Store.open(run_path)
     if trial is not None:
@@ -91,7 +91,7 @@ def _show_trial(store: Store, result: TrialResult, *, as_json: bool) -> None:
     from autotune.model.measurement import block_step_s, log_ratio
     from autotune.model.texts import text_lines
     from autotune.results.format import finding_in, format_trial
-    from autotune.study.reproduce import by_hand
+    from autotune.results.reproduce import by_hand
 
     pairs = list(store.pairs(result.directory))
     finding = finding_in(store, result)

@@ -27,6 +27,7 @@ from autotune.model.records import (
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, parse_study
 from autotune.model.units import format_bytes, format_change, format_seconds, format_share
+from autotune.programs.variants import Variant
 from autotune.results.format import format_estimate, format_failure, format_finalist, time_of
 from autotune.stats.estimates import Estimate, Verdict
 from autotune.study.conclude import RULED_OUT
@@ -34,7 +35,6 @@ from autotune.study.driver import begin, prove, report_on
 from autotune.study.plan import most_pairs
 from autotune.study.profile import Names, profile_once
 from autotune.study.run import StudyRun
-from autotune.study.variants import Variant
 
 TRIAL = 1  # number of the trial of A, whose record has the facts of its process
 SCRIPT = "script"  # option of a study: the script of a variant, where more than settings differ

@@ -14,10 +14,10 @@ from autotune.model.clock import Stopwatch
 from autotune.model.sections import WITH_SECRETS
 from autotune.model.spec import StudySpec, load_study, parse_study
 from autotune.model.stop import stoppable
+from autotune.results.live import LineView
 from autotune.results.verify import RUNS
 from autotune.study.driver import new_run, run_study
 from autotune.study.engines import choose_engine
-from autotune.study.live import LineView
 from autotune.study.run import StudyRun
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from autotune.model.redaction import visible, visible_line
 from autotune.model.spec import StudySpec
 from autotune.results.api import load
 from autotune.results.export import FORMATS
+from autotune.results.live import LineView
 from autotune.rundir.store import Store
-from autotune.study.live import LineView
 from tests.tables import toml_beside
 
 EVIL = "\x1b[31m\x1b]0;pwned\x07[/b][old]`x`<script>alert(1)</script>|\u202e\x9b2J\n# new\r:smile: [a](http://e)"

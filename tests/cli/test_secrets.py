@@ -14,8 +14,8 @@ from rich.console import Console
 from autotune.model.clock import Stopwatch
 from autotune.model.errors import StudyFileError
 from autotune.results.export import FORMATS
+from autotune.results.live import LineView
 from autotune.rundir.store import Store
-from autotune.study.live import LineView
 from autotune.study.recheck import recheck_study
 from harness.simulated_machine import write_study
 from tests.console import autotune

@@ -24,6 +24,7 @@ from autotune.model.measurement import FailureKind, WorkerReport
 from autotune.model.records import AB, ISOLATED, ConclusionRecord, ConfirmRun, FinalistResult, Outcome, ProofRecord
 from autotune.programs import draft, look
 from autotune.programs.probe import ProbeRequest
+from autotune.programs.variants import Variant
 from autotune.results.audit import doubts
 from autotune.results.report import render_markdown
 from autotune.settings.space import SearchSpace
@@ -33,7 +34,6 @@ from autotune.study import ab as study_ab
 from autotune.study.ab import exit_status, format_beside, leave_out_each, measure_variants, prepare_variants
 from autotune.study.budget import TimeLeft
 from autotune.study.run import StudyRun
-from autotune.study.variants import Variant
 from autotune.workers import tracing
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import SimulatedWorker, parse_simulated

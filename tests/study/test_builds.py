@@ -22,15 +22,15 @@ from autotune.model.measurement import FailureKind
 from autotune.model.options import options_in
 from autotune.model.records import ConclusionRecord, ConfirmRun, Outcome, TrialResult
 from autotune.programs import draft, look
+from autotune.programs import variants as variants_module
+from autotune.programs.variants import Variant, variant_of, with_interpreter
 from autotune.results.audit import doubts
 from autotune.results.winner import winner_of
 from autotune.rundir.store import Store
 from autotune.settings.probe import probe_build
 from autotune.settings.space import SearchSpace
-from autotune.study import variants as variants_module
 from autotune.study.ab import Variants, measure_variants, prepare_variants
 from autotune.study.run import StudyRun
-from autotune.study.variants import Variant, variant_of, with_interpreter
 from harness.simulated import GivenSetup, given_run
 from harness.simulated_machine import parse_simulated
 from tests.console import autotune

@@ -34,13 +34,13 @@ from autotune.model.records import (
     TrialResult,
 )
 from autotune.model.spec import parse_study
+from autotune.results.status import study_status
 from autotune.rundir.store import Store
 from autotune.study import engines
 from autotune.study.driver import run_study
 from autotune.study.engines import HIGHEST_STEP, choose_engine, parse_groups
 from autotune.study.lanes import SILENT_S, refuse_strangers
 from autotune.study.run import StudyRun
-from autotune.study.status import study_status
 from harness import simulated_machine
 from harness.driven import Driven
 from harness.kills import SIMULATED

@@ -19,6 +19,7 @@ from autotune.child import tracer
 from autotune.child.tracer import COPIES, OTHER, Event, kind_of, of_a_step, seconds_by_kind
 from autotune.model.flags import FlagSet
 from autotune.model.records import ProfileRecord
+from autotune.programs.variants import Variant
 from autotune.results.audit import doubts
 from autotune.results.report import render_html, render_markdown
 from autotune.results.tables import profile_table
@@ -27,7 +28,6 @@ from autotune.study import profile as study_profile
 from autotune.study.ab import prepare_variants
 from autotune.study.preflight import Setup
 from autotune.study.profile import profile_once, rows_of
-from autotune.study.variants import Variant
 from autotune.workers.tracing import traced_step
 from harness.simulated import given_run
 from harness.simulated_machine import write_study

@@ -23,10 +23,10 @@ from autotune.model.errors import StudyFileError
 from autotune.model.records import AnyRecord, ConclusionRecord, TrialResult
 from autotune.model.spec import StudySpec, parse_study
 from autotune.programs.look import program_python, refuse_other_build
+from autotune.results.live import LineView
 from autotune.rundir.lock import is_held
 from autotune.rundir.store import Store
 from autotune.study import driver
-from autotune.study.live import LineView
 from harness.simulated_machine import write_study
 from tests.console import autotune as command_line
 from tests.runs import TYPED, there

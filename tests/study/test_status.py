@@ -9,10 +9,10 @@ import pytest
 
 from autotune.model.records import AnyRecord, ConfirmRun, TrialResult
 from autotune.results.format import RUNNING
+from autotune.results.status import StudyStatus, format_stage, study_status
 from autotune.rundir.lock import LOCK, Lock, read_holder, read_stage
 from autotune.rundir.store import Store
 from autotune.study.driver import run_study
-from autotune.study.status import StudyStatus, format_stage, study_status
 from harness.simulated import GivenSetup, given_run
 from tests.runs import EFFECTS, SPACE, Diary, asking, replay_study, there
 

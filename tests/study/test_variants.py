@@ -11,8 +11,8 @@ import pytest
 
 from autotune.model.errors import StudyFileError
 from autotune.model.flags import FlagSet
-from autotune.study import variants
-from autotune.study.variants import Variant, at_revision, changed_files, variant_of
+from autotune.programs import variants
+from autotune.programs.variants import Variant, at_revision, changed_files, variant_of
 
 IDENTITY = ("-c", "user.name=A", "-c", "user.email=a@b.c", "-c", "protocol.file.allow=always")
 TRAIN = Variant(command=(sys.executable, "train.py"))

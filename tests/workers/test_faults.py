@@ -22,8 +22,8 @@ from autotune.model.flags import FlagSet
 from autotune.model.measurement import FailureKind
 from autotune.model.records import AnyRecord, ConclusionRecord, TrialResult, TrialStatus
 from autotune.model.spec import parse_study
+from autotune.results.live import LineView
 from autotune.rundir.store import Store
-from autotune.study.live import LineView
 from autotune.workers.base import WorkerFailed
 from autotune.workers.command import CommandLauncher
 from autotune.workers.local import LocalLauncher

@@ -11,8 +11,8 @@ import pytest
 
 from autotune.model.flags import FlagSet
 from autotune.model.records import Outcome, TrialResult
+from autotune.results.reproduce import by_hand
 from autotune.results.winner import winner_of
-from autotune.study.reproduce import by_hand
 from tests.console import autotune_process
 from tests.tables import toml_beside
 from tests.workers.conftest import PRINTED, Start, study, whole_study
