@@ -157,9 +157,13 @@ def take_cuts(
                 at_s = time.monotonic() - begun
                 disk.cut(rng.getrandbits(32), image)
                 cuts.append(Cut(image, told, at_s))
-                # The first ones while the run directory is being made, the others over the whole
-                # study.
-                time.sleep(rng.uniform(0, 0.02 if len(cuts) < 4 else 0.6))
+                # The first ones while the run directory is being made, the others some time after
+                # something more was told.
+                while len(cuts) >= 4 and process.poll() is None:
+                    if Told.by(log.read_text()) != told:
+                        break
+                    time.sleep(0.01)
+                time.sleep(rng.uniform(0, 0.02 if len(cuts) < 4 else 0.3))
             if process.wait(timeout=300) != 0:
                 raise RuntimeError(log.read_text())
         finally:
