@@ -7,6 +7,7 @@ import contextlib
 import copy
 import json
 import re
+import shlex
 import textwrap
 import tomllib
 import warnings
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 import yaml
 
 from autotune.model.flags import parse_text_proto, quote_token
-from autotune.settings.catalog import Pair, Values, load_catalog
+from autotune.settings.catalog import Pair, Values, load_catalog, setting_of
 
 COMPUTED = "…"  # placeholder in a value for what only a run of the program would tell
 MOST_LATER = 200  # number of later assignments that are searched for a value
@@ -56,6 +57,11 @@ _LAUNCH = re.compile(
     rf"(?:{_PROGRAMS}|docker|podman|bash|sh))))(?=[\0 ]|\Z)"
 )
 _STARTS_PROGRAM = re.compile(rf"(?m)^[ \t]*(?:exec |time |nohup )?{_PROGRAMS} ")
+# A here-document: its word, what follows on that line, and its lines.
+_HERE_DOCUMENT = re.compile(
+    r"""(?m)<<-?[ \t]*(["']?)([A-Za-z_]\w*)\1(.*)\n"""
+    r"""((?:(?![ \t]*\2[ \t]*$).*\n)*+)[ \t]*\2[ \t]*$"""
+)
 _PLAIN = re.compile(
     r"""(?m)^[ \t]*(XLA_FLAGS|(?:NCCL|JAX|CUDA|XLA_PYTHON|XLA_CLIENT)_\w+)\+?="""
     r"""(?:"[^"]*"|'[^']*'|[^\s;&|"'$`])*[ \t]*(?:[;#].*)?$"""
@@ -101,6 +107,7 @@ _OF_SHELLS = {
     r"""(?s)@(["'])\n(.*?)\n\1@""": r"\1\2\1",
     r"(?im)^[ \t]*(?:UnsetEnvironment=|"
     r"(?:unsetenv|set -\w*e|set --erase|export -n|Remove-Item)[ \t]+)(?:Env:)?(?=\w)": "unset ",
+    r"(?m)^Environment=[ \t]*$": "unset",
     r"(?im)^[ \t]*\$env:(\w+)[ \t]*=[ \t]*\$null\b": r"unset \1",
     r"(?im)^([ \t]*\$env:.*?)([\"'])[ \t]*\+[ \t]*\2": r"\1",
     r"(?im)^[ \t]*\$env:(\w+)[ \t]*(\+?)=[ \t]*": r"\1\2=",
@@ -120,7 +127,8 @@ UNREAD = {
     "replaced": "another assignment replaces it, or `unset` removes it: remove it",
     "outside": "it stands outside of the quotes: write the whole value in quotes",
     "argument": "an argument of the program, not of XLA: put it into XLA_FLAGS",
-    "late": "JAX had started its backend before: set it above the first use of jax",
+    "late": "JAX had read it before: set it above the first use of jax, JAX_... above its import",
+    "stage": "the last stage of the image does not build upon its own: set it below the last FROM",
     "build": "it holds while the image is built, not when it runs: write ENV NAME=VALUE",
     "not exported": "the script never exports it: write export NAME=VALUE",
     "misspelt": "nobody reads this variable: write XLA_FLAGS",
@@ -133,11 +141,17 @@ UNREAD = {
 _SCRIPT = re.compile(r"(?m)\bexport [A-Z]|\A#!|^#SBATCH")
 _LOST = {"ARG": "build", "RUN": "build", "LABEL": "build", "!export": "own shell"}
 _KEPT = re.compile(r"set\0(?![^A-Z]*-(?:\w*x|-export)\0)(?:-[^\0]*\0)*[A-Z]+_\w+\0")
+# Variables that JAX reads on its import, and modules that import it.
+_AT_IMPORT = re.compile("JAX_(?!COORDINATOR|LOCAL_|NUM_|PARTITION_|PROCESS_|SLICE_)")
+_IMPORTS_JAX = re.compile(
+    r"(?:import (?:.*, )?|from )(?:jax|flax|optax|haiku|chex|equinox|orbax|numpyro|diffrax|brax)\b"
+)
 # Calls that start JAX's backend.
 _STARTS = re.compile(
-    r"jax\.(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index|random\.\w+)$"
-    r"|(?:\w+\.)*PRNGKey$|(?:jnp|jax\.numpy)\.(?:zeros|ones|full|array|asarray|arange|eye)$"
+    r"(?:jax\.)?(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index|random\.key)$"
+    r"|jax\.random\.\w+$|(?:\w+\.)*PRNGKey$|(?:jnp|jax\.numpy)\.(?:zeros|ones|full|array|asarray|arange|eye)$"
 )
+_APART = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
 _RUNS = ("system", "run", "Popen", "call", "check_call", "check_output")
 
 
@@ -201,7 +215,11 @@ class _Assignment:
 
 def _mark(assignments: Iterable[_Assignment], unread: str) -> None:
     for assignment in assignments:
-        if assignment.unread in ("", *_PASSES_ON):  # one launcher may pass on what another held
+        if assignment.unread in (
+            "",
+            "stage",
+            *_PASSES_ON,
+        ):  # one launcher may pass on what another held
             assignment.unread = unread
 
 
@@ -212,14 +230,26 @@ class _Reader:
         self.assignments: list[_Assignment] = []
         self._values: Values = {}
         self._loose: list[str] = []  # flags that stand in no assignment
-        self._left = MOST_EXPANDED
+        self._left = [MOST_EXPANDED]  # one number for all readers of parts
         self._parts: set[str] = set()
         self._replaceable: dict[str, list[_Assignment]] = {}  # no program ran since
         self._live: list[_Assignment] = []  # since the last program ran
         self._branches = 0  # depth of branches, whose assignments replace no others
         self._before_branches: list[Values] = []  # where an alternative begins
+        self._has_imported = False  # jax
         self._has_started = False  # JAX's backend
+        self._stage = ""  # of a Dockerfile
+        self._stages: dict[str, list[_Assignment]] = {}  # what the image of each has
         self._not_exported: set[str] = set()  # variables that a script keeps from its programs
+
+    def _apart(self) -> _Reader:
+        """A reader of what has variables of its own: a function, or a script in a script."""
+        reader = copy.copy(self)
+        reader._values = dict(self._values)
+        reader._replaceable = {}
+        reader._live = []
+        reader._stages = {}
+        return reader
 
     def leave_out(self, text: str) -> None:
         """Finds the variables that a shell script sets for itself alone."""
@@ -246,9 +276,7 @@ class _Reader:
             self._shell("\n".join(re.findall(_OF_NOTEBOOK, text)))
             self._visit(tree)
         elif data := _data(text) or _data(_REMARKS.sub("", text)):
-            self._branches += 1
             self._walk(data, "", set())
-            self._branches -= 1
         else:
             self._read_paragraphs(text)
         self._end_loose()
@@ -271,13 +299,14 @@ class _Reader:
 
     def _known(self, name: str, default: str = COMPUTED) -> str:
         value = self._values.get(name, default)
-        self._left -= len(value)
-        return value if self._left > 0 else COMPUTED
+        self._left[0] -= len(value)
+        return value if self._left[0] > 0 else COMPUTED
 
     def _set(self, name: str, value: str, *, is_in_process: bool = False) -> None:
         """Sets a variable; one in the process itself comes late where JAX has started."""
         unread = ""
-        if is_in_process and self._has_started:
+        is_read = self._has_started or (self._has_imported and _AT_IMPORT.match(name))
+        if is_in_process and is_read:
             unread = "late"
         elif is_misspelt(name):
             unread = "misspelt"
@@ -293,12 +322,12 @@ class _Reader:
         self.assignments.append(assignment)
         self._live.append(assignment)
         if self._branches == 0:
-            self._replaceable.setdefault(name, []).append(assignment)
+            self._replaceable.setdefault(setting_of(name), []).append(assignment)
 
     def _unset(self, name: str) -> None:
         if self._branches == 0:
             self._values.pop(name, None)
-            _mark(self._replaceable.pop(name, []), "replaced")
+            _mark(self._replaceable.pop(setting_of(name), []), "replaced")
 
     def _shell(self, text: str) -> None:
         for form, simple_form in _OF_SHELLS.items():
@@ -309,6 +338,8 @@ class _Reader:
         text = _IN_QUOTES.sub(
             lambda match: f" {match[1]}={match[2]}{COMPUTED * bool(match[4])} ", text
         )
+        # A script in quotes; its empty lines keep it from being an assignment, or several.
+        text = _HERE_DOCUMENT.sub(lambda match: shlex.quote(f"\n{match[4]}") + match[3], text)
         command = []
         was_joined = False
         for token in _TOKEN.finditer(f"{text}\n\n"):
@@ -375,12 +406,12 @@ class _Reader:
         self._branches = max(0, self._branches + opens - (keyword in _CLOSES))
         self._choose(keyword)
         if keyword == "unset":
-            for name in re.findall(r"\w+", command):
+            for name in arguments[1:] or list(self._replaceable):
                 self._unset(name)
+        if keyword == "FROM":
+            self._begin_stage(*arguments[1:2], arguments[-1])
         launch = _LAUNCH.match(command)
-        unread = ""
-        if launch:
-            unread = "argument"
+        unread = "argument" * bool(launch)
         before = list(self._live)
         for word in arguments:
             if word == "sudo":
@@ -394,6 +425,14 @@ class _Reader:
             self._replaceable.clear()
         if launch and launch["program"]:
             self._pass_on(before, " ".join(arguments))
+
+    def _begin_stage(self, image: str, name: str) -> None:
+        """Lets a stage of a Dockerfile begin with what the image that it builds upon has."""
+        self._stages[self._stage] = [a for a in self.assignments if not a.unread]
+        self._stage = name
+        _mark(self.assignments, "stage")
+        self._live = list(self._stages.get(image, self._stages[""]))
+        _mark(self._live, "")
 
     def _choose(self, word: str) -> None:
         """Lets an alternative begin with the values before its `if` or `case`; `)` ends a label."""
@@ -424,7 +463,7 @@ class _Reader:
             return
         if word.startswith("--export"):  # a name without a value is that of a variable
             word = re.sub(r",[A-Z][A-Z0-9_]*(?=,|$)", "", word)
-        for item in re.split(r",\s*(?=[A-Z][A-Z0-9_]*=)", _PREFIX.sub("", word)):
+        for item in re.split(r"(?s),\s*(?=[A-Z][A-Z0-9_]*=)(?!.*+(?<=\n))", _PREFIX.sub("", word)):
             is_read = False
             if assigned := _ASSIGNED.fullmatch(item):
                 name, is_added, value = assigned.groups()
@@ -433,7 +472,7 @@ class _Reader:
                 is_read = is_setting(name) or _FLAGS.match(value) is not None
             if re.search(r"\s", item) and not is_read and item not in self._parts:
                 self._parts.add(item)
-                self._shell(item.replace("\\n", "\n").replace("%s", COMPUTED))
+                self._apart()._shell(item.replace("\\n", "\n").replace("%s", COMPUTED))
 
     def _walk(self, data: object, key: str, seen: set[int]) -> None:
         if isinstance(data, str):
@@ -457,18 +496,22 @@ class _Reader:
                 self._set(name, self._expand(value))
             case dict():
                 for name, value in data.items():
+                    self._replaceable.clear()
                     self._walk(value, str(name), seen)
                     self._end_loose()
             case list():
+                self._replaceable.clear()
                 for value in data:
                     self._walk(value, f"{key}[]", seen)
 
     def _visit(self, node: ast.AST) -> None:
         match node:
-            case ast.Assign(targets=targets):
-                self._assign(targets, node)
-            case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
-                self._assign([target], node)
+            case ast.Assign(targets=targets, value=value):
+                self._assign(targets, value)
+            case ast.AnnAssign(target=target, value=value):
+                self._assign([target], value)
+            case ast.AugAssign(target=target, value=value):
+                self._assign([target], value, target)
             case ast.Dict(keys=keys, values=values):
                 for key, item in zip(keys, values, strict=True):
                     self._set(_constant(key), self._value(item))
@@ -481,48 +524,46 @@ class _Reader:
                     self._set(name, value)
             case ast.Constant() | ast.JoinedStr() if _SCRIPT.search(self._value(node)):
                 self._shell(self._value(node))
-            case ast.Delete(targets=targets):
-                for deleted in targets:
-                    self._unset(_target(deleted))
-        is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if not is_doc and not isinstance(node, ast.JoinedStr):
-            self._visit_children(node)
+            case ast.Subscript(ctx=ast.Del()):
+                self._unset(_target(node))
+            case ast.Import() | ast.ImportFrom() if _IMPORTS_JAX.match(ast.unparse(node)):
+                self._has_imported = True
+        self._visit_children(node)
 
     def _visit_children(self, node: ast.AST) -> None:
-        """Visits the parts of a node; what a function or class sets is unknown after it."""
-        is_apart = isinstance(node, (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef))
-        is_branch = is_apart or isinstance(
-            node, (ast.If, ast.For, ast.While, ast.Try, ast.Match, ast.IfExp)
-        )
-        outer = dict(self._values), self._has_started
-        self._branches += is_branch
+        """Visits the parts of a node; what a function, class or `env=` sets is unknown after it."""
+        is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        if is_doc or isinstance(node, ast.JoinedStr):
+            return
+        is_branch = isinstance(node, (ast.If, ast.For, ast.While, ast.Try, ast.Match, ast.IfExp))
+        reader = self
+        if isinstance(node, _APART) or getattr(node, "arg", "") == "env":
+            reader = self._apart()
+        reader._branches += is_branch
         for child in ast.iter_child_nodes(node):
-            self._visit(child)
-        self._branches -= is_branch
-        if is_apart:
-            self._values, self._has_started = outer
+            reader._visit(child)
+        reader._branches -= is_branch
 
     def _assign(
-        self, targets: Sequence[ast.AST], node: ast.Assign | ast.AnnAssign | ast.AugAssign
+        self,
+        targets: Sequence[ast.expr],
+        value: ast.expr | None,
+        added_to: ast.expr | None = None,
     ) -> None:
         """Sets all targets that have a name, to each alternative of a conditional expression."""
-        if isinstance(node.value, ast.IfExp):
+        if isinstance(value, ast.IfExp):
             before_branches = dict(self._values)
             self._branches += 1
-            for branch in (node.value.body, node.value.orelse):
+            for branch in (value.body, value.orelse):
                 self._values = dict(before_branches)
-                alternative = copy.copy(node)
-                alternative.value = branch
-                self._assign(targets, alternative)
+                self._assign(targets, branch, added_to)
             self._branches -= 1
-            return
-        for name in filter(None, map(_target, targets)):
-            before = self._known(name) if isinstance(node, ast.AugAssign) else ""
-            if before and isinstance(node.value, (ast.List, ast.Tuple)):
-                before += " "
-            value = before + self._value(node.value)
-            if node.value is not None:
-                self._set(name, value, is_in_process=not name.startswith("."))
+        elif value:
+            whole = ast.BinOp(added_to, ast.Add(), value) if added_to else value
+            text = self._value(whole)
+            for target in filter(_target, targets):
+                is_in_process = "environ" in ast.unparse(target)
+                self._set(_target(target), text, is_in_process=is_in_process)
 
     def _visit_call(self, node: ast.Call) -> None:
         function = ast.unparse(node.func)
@@ -561,8 +602,8 @@ class _Reader:
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return " ".join(map(self._value, items))
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                blank = " " * (isinstance(left, ast.List) or isinstance(right, ast.List))
-                return self._value(left) + blank + self._value(right)
+                is_list = isinstance(left, ast.List) or isinstance(right, (ast.List, ast.Tuple))
+                return self._value(left) + " " * is_list + self._value(right)
             case ast.BinOp(left=left, op=ast.Mod()):
                 return re.sub(r"%[^%]*?[a-zA-Z]", COMPUTED, self._value(left))
             case ast.Call():
