@@ -57,6 +57,11 @@ _LAUNCH = re.compile(
     rf"(?:{_PROGRAMS}|docker|podman|bash|sh))))(?=[\0 ]|\Z)"
 )
 _STARTS_PROGRAM = re.compile(rf"(?m)^[ \t]*(?:exec |time |nohup )?{_PROGRAMS} ")
+# A stage of a Dockerfile, not the last one, whose name no later one builds upon.
+_IDLE_STAGE = re.compile(
+    r"(?m)^FROM (?!.* (?i:as) +(\S+)[ \t]*\n(?s:.*)^FROM +(?:--\S+ +)?\1(?!\S)).*\n"
+    r"(?:(?!FROM ).*\n)*+(?=FROM )"
+)
 # A here-document: its word, what follows on that line, and its lines.
 _HERE_DOCUMENT = re.compile(
     r"""(?m)<<-?[ \t]*(["']?)([A-Za-z_]\w*)\1(.*)\n"""
@@ -217,7 +222,6 @@ def _mark(assignments: Iterable[_Assignment], unread: str) -> None:
     for assignment in assignments:
         if assignment.unread in (
             "",
-            "stage",
             *_PASSES_ON,
         ):  # one launcher may pass on what another held
             assignment.unread = unread
@@ -238,8 +242,6 @@ class _Reader:
         self._before_branches: list[Values] = []  # where an alternative begins
         self._has_imported = False  # jax
         self._has_started = False  # JAX's backend
-        self._stage = ""  # of a Dockerfile
-        self._stages: dict[str, list[_Assignment]] = {}  # what the image of each has
         self._not_exported: set[str] = set()  # variables that a script keeps from its programs
 
     def _apart(self) -> _Reader:
@@ -248,7 +250,6 @@ class _Reader:
         reader._values = dict(self._values)
         reader._replaceable = {}
         reader._live = []
-        reader._stages = {}
         return reader
 
     def leave_out(self, text: str) -> None:
@@ -302,8 +303,8 @@ class _Reader:
         self._left[0] -= len(value)
         return value if self._left[0] > 0 else COMPUTED
 
-    def _set(self, name: str, value: str, *, is_in_process: bool = False) -> None:
-        """Sets a variable; one in the process itself comes late where JAX has started."""
+    def _set(self, name: str, value: str, *, is_in_process: bool = False) -> bool:
+        """Sets a variable, late if JAX has read it before; returns whether it is a setting."""
         unread = ""
         is_read = self._has_started or (self._has_imported and _AT_IMPORT.match(name))
         if is_in_process and is_read:
@@ -315,21 +316,29 @@ class _Reader:
         else:
             self._unset(name)
         self._values[name] = value
-        is_meant = is_setting(name) or _FLAGS.match(value) or unread == "misspelt"
-        if _ASSIGNED.match(value) or not is_meant:
-            return
-        assignment = _Assignment(name, value, unread)
-        self.assignments.append(assignment)
-        self._live.append(assignment)
-        if self._branches == 0:
-            self._replaceable.setdefault(setting_of(name), []).append(assignment)
+        is_meant = is_setting(name) or unread == "misspelt" or _FLAGS.match(value) is not None
+        if is_meant and not _ASSIGNED.match(value):
+            assignment = _Assignment(name, value, unread)
+            self.assignments.append(assignment)
+            self._live.append(assignment)
+            if self._branches == 0:
+                self._replaceable.setdefault(setting_of(name), []).append(assignment)
+        return is_meant
 
     def _unset(self, name: str) -> None:
         if self._branches == 0:
             self._values.pop(name, None)
             _mark(self._replaceable.pop(setting_of(name), []), "replaced")
 
+    def _leave_stage(self, match: re.Match[str]) -> str:
+        count = len(self.assignments)
+        self._apart()._shell(match[0])
+        _mark(self.assignments[count:], "stage")
+        return ""
+
     def _shell(self, text: str) -> None:
+        while _IDLE_STAGE.search(text):  # what only idle stages build upon is idle, too
+            text = _IDLE_STAGE.sub(self._leave_stage, text)
         for form, simple_form in _OF_SHELLS.items():
             text = re.sub(form, simple_form, text)
         text = _OF_MAKE.sub(_of_shell, text)
@@ -363,9 +372,9 @@ class _Reader:
     def _plain(self, word: str) -> str:
         text = ""
         for piece in _PIECE.findall(word):
-            if piece[0] == "'" or (piece[0] == "\\" and len(piece) == 2):
+            if piece[0] in "'\\":
                 text += piece[1:].removesuffix("'")
-            elif piece[0] == '"' and len(piece) > 1:
+            elif piece[0] == '"':
                 text += re.sub(r'\\(["\\$`])', r"\1", self._expand(piece[1:-1]))
             elif piece[0] == "(":
                 text += " " * text.endswith("+=")
@@ -408,8 +417,6 @@ class _Reader:
         if keyword == "unset":
             for name in arguments[1:] or list(self._replaceable):
                 self._unset(name)
-        if keyword == "FROM":
-            self._begin_stage(*arguments[1:2], arguments[-1])
         launch = _LAUNCH.match(command)
         unread = "argument" * bool(launch)
         before = list(self._live)
@@ -425,14 +432,6 @@ class _Reader:
             self._replaceable.clear()
         if launch and launch["program"]:
             self._pass_on(before, " ".join(arguments))
-
-    def _begin_stage(self, image: str, name: str) -> None:
-        """Lets a stage of a Dockerfile begin with what the image that it builds upon has."""
-        self._stages[self._stage] = [a for a in self.assignments if not a.unread]
-        self._stage = name
-        _mark(self.assignments, "stage")
-        self._live = list(self._stages.get(image, self._stages[""]))
-        _mark(self._live, "")
 
     def _choose(self, word: str) -> None:
         """Lets an alternative begin with the values before its `if` or `case`; `)` ends a label."""
@@ -468,8 +467,7 @@ class _Reader:
             if assigned := _ASSIGNED.fullmatch(item):
                 name, is_added, value = assigned.groups()
                 before = self._known(name) if is_added else ""
-                self._set(name, before + value)
-                is_read = is_setting(name) or _FLAGS.match(value) is not None
+                is_read = self._set(name, before + value)
             if re.search(r"\s", item) and not is_read and item not in self._parts:
                 self._parts.add(item)
                 self._apart()._shell(item.replace("\\n", "\n").replace("%s", COMPUTED))
