@@ -133,7 +133,7 @@ UNREAD = {
     "outside": "it stands outside of the quotes: write the whole value in quotes",
     "argument": "an argument of the program, not of XLA: put it into XLA_FLAGS",
     "late": "JAX had read it before: set it above the first use of jax, JAX_... above its import",
-    "stage": "the last stage of the image does not build upon its own: set it below the last FROM",
+    "stage": "the last stage of the image does not build upon this one: set it below the last FROM",
     "build": "it holds while the image is built, not when it runs: write ENV NAME=VALUE",
     "not exported": "the script never exports it: write export NAME=VALUE",
     "misspelt": "nobody reads this variable: write XLA_FLAGS",
@@ -156,7 +156,6 @@ _STARTS = re.compile(
     r"(?:jax\.)?(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index|random\.key)$"
     r"|jax\.random\.\w+$|(?:\w+\.)*PRNGKey$|(?:jnp|jax\.numpy)\.(?:zeros|ones|full|array|asarray|arange|eye)$"
 )
-_APART = (ast.FunctionDef, ast.ClassDef, ast.AsyncFunctionDef)
 _RUNS = ("system", "run", "Popen", "call", "check_call", "check_output")
 
 
@@ -188,13 +187,13 @@ def read_assignments(text: str) -> list[Pair]:
         reader.leave_out(text)
         reader.read(text)
     pairs = list(dict.fromkeys(assignment.pair for assignment in reader.assignments))
-    values = [re.sub(r"(=\S+)$", r"\1 ", " ".join(value.split())) for _, value in pairs]
+    words = [set(value.split()) for _, value in pairs]
     return [
         pair
         for at, pair in enumerate(pairs)
         if not (
             _FLAG.search(pair[1])
-            and any(values[at] in later for later in values[at + 1 : at + MOST_LATER])
+            and any(words[at] <= later for later in words[at + 1 : at + MOST_LATER])
         )
     ]
 
@@ -220,10 +219,8 @@ class _Assignment:
 
 def _mark(assignments: Iterable[_Assignment], unread: str) -> None:
     for assignment in assignments:
-        if assignment.unread in (
-            "",
-            *_PASSES_ON,
-        ):  # one launcher may pass on what another held
+        # One launcher may pass on what another held.
+        if assignment.unread in ("", *_PASSES_ON):
             assignment.unread = unread
 
 
@@ -306,8 +303,8 @@ class _Reader:
     def _set(self, name: str, value: str, *, is_in_process: bool = False) -> bool:
         """Sets a variable, late if JAX has read it before; returns whether it is a setting."""
         unread = ""
-        is_read = self._has_started or (self._has_imported and _AT_IMPORT.match(name))
-        if is_in_process and is_read:
+        is_imported = self._has_imported and _AT_IMPORT.match(name)
+        if is_in_process and (self._has_started or is_imported):
             unread = "late"
         elif is_misspelt(name):
             unread = "misspelt"
@@ -533,9 +530,9 @@ class _Reader:
         is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
         if is_doc or isinstance(node, ast.JoinedStr):
             return
-        is_branch = isinstance(node, (ast.If, ast.For, ast.While, ast.Try, ast.Match, ast.IfExp))
+        is_branch = hasattr(node, "orelse") or isinstance(node, ast.Match)
         reader = self
-        if isinstance(node, _APART) or getattr(node, "arg", "") == "env":
+        if hasattr(node, "decorator_list") or getattr(node, "arg", "") == "env":
             reader = self._apart()
         reader._branches += is_branch
         for child in ast.iter_child_nodes(node):
@@ -663,8 +660,7 @@ def _constant(node: ast.AST | None) -> str:
 def _python(text: str) -> ast.Module | None:
     """The text as Python; None for settings alone, which may be meant for a shell."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             tree = ast.parse(re.sub(r"(?m)^[ \t]*[%!].*", "", text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None

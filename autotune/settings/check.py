@@ -367,11 +367,11 @@ def check_given(
     from_environment: bool,
 ) -> Checks:
     """Checks flags, a recipe, a script or the environment; SettingError unless one is given."""
-    if sum((bool(flags), recipe is not None, file is not None, from_environment)) != 1:
+    if sum(map(bool, (flags, recipe, file, from_environment))) != 1:
         raise SettingError("give one of: flags, --recipe NAME, --file SCRIPT, --env")
-    if recipe is not None:
+    if recipe:
         return check_settings(find_recipe(recipe).settings, known.on_gpus())
-    if file is not None:
+    if file:
         return check_text(read_script(file), known)
     if from_environment:
         return check_variables(caller_environment().items(), known)

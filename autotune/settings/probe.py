@@ -17,7 +17,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -303,7 +303,7 @@ def _probe(python: str, platform: Platform) -> ProbeReport:
             flags=flags,
             removed=removed,
             jax_options={name: _jax_option(name, facts) for name, facts in options.items()},
-            nccl=next((versions[name] for name in _NCCL_PACKAGES if name in versions), None),
+            nccl=next(filter(None, map(versions.get, _NCCL_PACKAGES)), None),
             libraries=tuple(map(str, libraries)),
         )
         # A read-only home costs the next call some seconds, nothing else.
@@ -314,16 +314,13 @@ def _probe(python: str, platform: Platform) -> ProbeReport:
 
 
 def _locate(python: str) -> Packages:
-    def run(command: Sequence[str]) -> str:
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=_ANSWER_LIMIT_S,
-            env=_quiet_environment(),
-            check=True,
-        ).stdout
-
+    run = functools.partial(
+        subprocess.check_output,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=_ANSWER_LIMIT_S,
+        env=_quiet_environment(),
+    )
     names = ("jax", "jaxlib", *_PLUGIN_FOLDERS, *_NCCL_PACKAGES)
     try:
         packages = packages_of(
