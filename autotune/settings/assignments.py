@@ -21,6 +21,7 @@ from autotune.settings.catalog import Pair, Values, load_catalog, setting_of
 
 COMPUTED = "…"  # placeholder in a value for what only a run of the program would tell
 MOST_LATER = 200  # number of later assignments that are searched for a value
+Part = ast.expr | None  # of a Python file
 MOST_EXPANDED = 10_000_000  # characters; a variable may double itself
 
 _BRACES = r"\$\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
@@ -63,10 +64,7 @@ _IDLE_STAGE = re.compile(
     r"(?:(?!FROM ).*\n)*+(?=FROM )"
 )
 # A here-document: its word, what follows on that line, and its lines.
-_HERE_DOCUMENT = re.compile(
-    r"""(?m)<<-?[ \t]*(["']?)([A-Za-z_]\w*)\1(.*)\n"""
-    r"""((?:(?![ \t]*\2[ \t]*$).*\n)*+)[ \t]*\2[ \t]*$"""
-)
+_HERE_DOCUMENT = r"""(?m)<<-?\s*(["']?)(\w[\w.-]*)\1(.*)\n((?:(?!\s*\2\s*$).*\n)*+)\s*\2\s*$"""
 _PLAIN = re.compile(
     r"""(?m)^[ \t]*(XLA_FLAGS|(?:NCCL|JAX|CUDA|XLA_PYTHON|XLA_CLIENT)_\w+)\+?="""
     r"""(?:"[^"]*"|'[^']*'|[^\s;&|"'$`])*[ \t]*(?:[;#].*)?$"""
@@ -80,9 +78,9 @@ _OF_MAKE = re.compile(
     r"(?m)^([ \t]*(?:[\w.%-]+:[ \t]+)?(?:export[ \t]+)?[A-Z]\w*)"
     r"(?:[ \t]*[:?]=|[ \t]+(\+?)=[ \t])[ \t]*(.*?)(?:[ \t]#.*)?$"
 )
-_IN_QUOTES = re.compile(  # setenv("A", "b"), ENV["A"] = "b", {"A": "b"}
+_IN_QUOTES = (  # setenv("A", "b"), ENV["A"] = "b", {"A": "b"}
     r"""(?<!getenv\()(?<!get\()(?<!ENV, )\\?["']([A-Z]\w*)\\?["'][ \])]*[,:=] *"""
-    r"""((\\?["']).*?\3|[\d.]+)( *(?:\.\.|[+*<&]))?[ \t,;)\]}]*"""
+    r"""((?>(\\?["']).*?\3)|[\d.]+)"""
 )
 _PAIR = re.compile(
     r"""\bname\s*[:=]\s*["']?([A-Z]\w*)["']?,?\s+value\s*()[:=][ \t]*"""
@@ -118,6 +116,8 @@ _OF_SHELLS = {
     r"(?im)^[ \t]*\$env:(\w+)[ \t]*(\+?)=[ \t]*": r"\1\2=",
     r"""(?im)^([ \t]*(?:set|%env|%set_env) [A-Z]\w*=)([^"'\n]+)$""": r'\1"\2"',
     r"(?m)^[ \t]*set (-\w*)a(\w*) (\w+) ": r"set \1\2 \3 $\3 ",
+    rf"{_IN_QUOTES} *(?:\.\.|[+*<&])[ \t,;)\]}}]*": rf" \1=\2{COMPUTED} ",
+    rf"{_IN_QUOTES}[ \t,;)\]}}]*": r" \1=\2 ",
 }
 _SETS_FLAGS = re.compile(r"(?:-\w+|--env|Environment|ENV)?[= ]?XLA_FLAGS\+?=")
 # Launchers that pass on only the variables that they name, by the reason of `UNREAD`.
@@ -147,10 +147,8 @@ _SCRIPT = re.compile(r"(?m)\bexport [A-Z]|\A#!|^#SBATCH")
 _LOST = {"ARG": "build", "RUN": "build", "LABEL": "build", "!export": "own shell"}
 _KEPT = re.compile(r"set\0(?![^A-Z]*-(?:\w*x|-export)\0)(?:-[^\0]*\0)*[A-Z]+_\w+\0")
 # Variables that JAX reads on its import, and modules that import it.
-_AT_IMPORT = re.compile("JAX_(?!COORDINATOR|LOCAL_|NUM_|PARTITION_|PROCESS_|SLICE_)")
-_IMPORTS_JAX = re.compile(
-    r"(?:import (?:.*, )?|from )(?:jax|flax|optax|haiku|chex|equinox|orbax|numpyro|diffrax|brax)\b"
-)
+_AT_IMPORT = "JAX_(?!COORDINATOR|LOCAL_|NUM_|PARTITION_|PROCESS_|SLICE_)"
+_IMPORTS_JAX = r"(?:import (?:.*, )?|from )(?:jax|flax|optax|haiku|chex|equinox|orbax)\b"
 # Calls that start JAX's backend.
 _STARTS = re.compile(
     r"(?:jax\.)?(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index|random\.key)$"
@@ -187,13 +185,13 @@ def read_assignments(text: str) -> list[Pair]:
         reader.leave_out(text)
         reader.read(text)
     pairs = list(dict.fromkeys(assignment.pair for assignment in reader.assignments))
-    words = [set(value.split()) for _, value in pairs]
+    flags = [set(value.split()) for _, value in pairs]
     return [
         pair
         for at, pair in enumerate(pairs)
         if not (
             _FLAG.search(pair[1])
-            and any(words[at] <= later for later in words[at + 1 : at + MOST_LATER])
+            and any(flags[at] <= later for later in flags[at + 1 : at + MOST_LATER])
         )
     ]
 
@@ -303,7 +301,7 @@ class _Reader:
     def _set(self, name: str, value: str, *, is_in_process: bool = False) -> bool:
         """Sets a variable, late if JAX has read it before; returns whether it is a setting."""
         unread = ""
-        is_imported = self._has_imported and _AT_IMPORT.match(name)
+        is_imported = self._has_imported and re.match(_AT_IMPORT, name)
         if is_in_process and (self._has_started or is_imported):
             unread = "late"
         elif is_misspelt(name):
@@ -341,11 +339,7 @@ class _Reader:
         text = _OF_MAKE.sub(_of_shell, text)
         for substitution in re.findall(_COMMAND, text):
             self._shell(substitution.strip("$`"))
-        text = _IN_QUOTES.sub(
-            lambda match: f" {match[1]}={match[2]}{COMPUTED * bool(match[4])} ", text
-        )
-        # A script in quotes; its empty lines keep it from being an assignment, or several.
-        text = _HERE_DOCUMENT.sub(lambda match: shlex.quote(f"\n{match[4]}") + match[3], text)
+        text = re.sub(_HERE_DOCUMENT, lambda m: shlex.quote(f"\n{m[4]}") + m[3], text)
         command = []
         was_joined = False
         for token in _TOKEN.finditer(f"{text}\n\n"):
@@ -369,17 +363,18 @@ class _Reader:
     def _plain(self, word: str) -> str:
         text = ""
         for piece in _PIECE.findall(word):
-            if piece[0] in "'\\":
-                text += piece[1:].removesuffix("'")
-            elif piece[0] == '"':
-                text += re.sub(r'\\(["\\$`])', r"\1", self._expand(piece[1:-1]))
-            elif piece[0] == "(":
-                text += " " * text.endswith("+=")
-                text += " ".join(
-                    self._plain(t["word"]) for t in _TOKEN.finditer(piece[1:-1]) if t["word"]
-                )
-            else:
-                text += self._expand(piece)
+            match piece[0]:
+                case "'" | "\\":
+                    text += piece[1:].removesuffix("'")
+                case '"':
+                    text += re.sub(r'\\(["\\$`])', r"\1", self._expand(piece[1:-1]))
+                case "(":
+                    text += " " * text.endswith("+=")
+                    text += " ".join(
+                        self._plain(t["word"]) for t in _TOKEN.finditer(piece[1:-1]) if t["word"]
+                    )
+                case _:
+                    text += self._expand(piece)
         return text
 
     def _expand(self, text: str) -> str:
@@ -477,6 +472,7 @@ class _Reader:
             elif assigned and key.lower() in ("env[]", "environment[]"):
                 self._set(assigned[1], self._expand(assigned[3]))
             else:
+                self._replaceable.clear()
                 self._shell(data)
             return
         if id(data) in seen:  # an anchor may repeat what is large, or itself
@@ -495,7 +491,6 @@ class _Reader:
                     self._walk(value, str(name), seen)
                     self._end_loose()
             case list():
-                self._replaceable.clear()
                 for value in data:
                     self._walk(value, f"{key}[]", seen)
 
@@ -512,24 +507,23 @@ class _Reader:
                     self._set(_constant(key), self._value(item))
             case ast.Call():
                 self._visit_call(node)
-            case ast.Tuple(elts=[name_node, value_node]):
-                name = self._value(name_node)
-                value = self._value(value_node)
-                if is_setting(name) and not is_setting(value):
-                    self._set(name, value)
+            case ast.Tuple(elts=[name, value]) if is_setting(self._value(name)) and not is_setting(
+                self._value(value)
+            ):
+                self._set(self._value(name), self._value(value))
             case ast.Constant() | ast.JoinedStr() if _SCRIPT.search(self._value(node)):
                 self._shell(self._value(node))
+                return
+            case ast.Expr(value=ast.Constant()) | ast.JoinedStr():  # a docstring, a message
+                return
             case ast.Subscript(ctx=ast.Del()):
                 self._unset(_target(node))
-            case ast.Import() | ast.ImportFrom() if _IMPORTS_JAX.match(ast.unparse(node)):
+            case ast.Import() | ast.ImportFrom() if re.match(_IMPORTS_JAX, ast.unparse(node)):
                 self._has_imported = True
         self._visit_children(node)
 
     def _visit_children(self, node: ast.AST) -> None:
         """Visits the parts of a node; what a function, class or `env=` sets is unknown after it."""
-        is_doc = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        if is_doc or isinstance(node, ast.JoinedStr):
-            return
         is_branch = hasattr(node, "orelse") or isinstance(node, ast.Match)
         reader = self
         if hasattr(node, "decorator_list") or getattr(node, "arg", "") == "env":
@@ -539,12 +533,7 @@ class _Reader:
             reader._visit(child)
         reader._branches -= is_branch
 
-    def _assign(
-        self,
-        targets: Sequence[ast.expr],
-        value: ast.expr | None,
-        added_to: ast.expr | None = None,
-    ) -> None:
+    def _assign(self, targets: list[ast.expr], value: Part, added_to: Part = None) -> None:
         """Sets all targets that have a name, to each alternative of a conditional expression."""
         if isinstance(value, ast.IfExp):
             before_branches = dict(self._values)
@@ -554,11 +543,9 @@ class _Reader:
                 self._assign(targets, branch, added_to)
             self._branches -= 1
         elif value:
-            whole = ast.BinOp(added_to, ast.Add(), value) if added_to else value
-            text = self._value(whole)
+            text = self._value(ast.BinOp(added_to, ast.Add(), value) if added_to else value)
             for target in filter(_target, targets):
-                is_in_process = "environ" in ast.unparse(target)
-                self._set(_target(target), text, is_in_process=is_in_process)
+                self._set(_target(target), text, is_in_process="environ" in ast.unparse(target))
 
     def _visit_call(self, node: ast.Call) -> None:
         function = ast.unparse(node.func)
@@ -578,7 +565,7 @@ class _Reader:
             owner = _target(node.func.value)
             self._set(owner, f"{self._known(owner, '')} {self._value(name_node)}")
         elif value_node and called not in ("get", "getenv", "pop") and _NAME.fullmatch(name):
-            is_in_process = called in ("setdefault", "putenv", "setenv")
+            is_in_process = function.endswith(("environ.setdefault", "putenv", "setenv"))
             self._set(name, self._value(value_node), is_in_process=is_in_process)
         for keyword in node.keywords:
             self._set(keyword.arg or "", self._value(keyword.value))
@@ -622,7 +609,7 @@ class _Reader:
         return COMPUTED
 
 
-def _name_and_value(node: ast.Call) -> list[ast.expr | None]:
+def _name_and_value(node: ast.Call) -> list[Part]:
     """The first two arguments of a call, by place or as `name` and `value`; None if missing."""
     by_name = {keyword.arg: keyword.value for keyword in node.keywords}
     return [*node.args, *filter(None, map(by_name.get, ("name", "value"))), None, None][:2]

@@ -179,10 +179,11 @@ class KnownSetting(NamedTuple):
             return newer, value
         if newer in self.among.build.flags:
             newer_value = self.renamed_value(value)
-            if newer_value is None:
+            if newer_value is None or (
+                self.info.in_xla_flags and self.among[newer].is_default(newer_value)
+            ):
                 return None
-            is_default = self.info.in_xla_flags and self.among[newer].is_default(newer_value)
-            return None if is_default else (newer, newer_value)
+            return newer, newer_value
         return None if self.info.in_xla_flags else self._older_pair(value)
 
     def _older_pair(self, value: str) -> Pair | None:

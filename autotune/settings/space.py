@@ -355,8 +355,6 @@ class _SpaceBuilder:
                     f"merges {entry.merges}s, the program's have {format_bytes(total)} in all"
                 )
         default = DEFAULT
-        if blank.type == "bool":
-            default = blank.default or DEFAULT
         choices = {}
         flag = setting.flag
         for value in values:
