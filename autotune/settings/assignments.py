@@ -148,11 +148,11 @@ _LOST = {"ARG": "build", "RUN": "build", "LABEL": "build", "!export": "own shell
 _KEPT = re.compile(r"set\0(?![^A-Z]*-(?:\w*x|-export)\0)(?:-[^\0]*\0)*[A-Z]+_\w+\0")
 # Variables that JAX reads on its import, and modules that import it.
 _AT_IMPORT = "JAX_(?!COORDINATOR|LOCAL_|NUM_|PARTITION_|PROCESS_|SLICE_)"
-_IMPORTS_JAX = r"(?:import (?:.*, )?|from )(?:jax|flax|optax|haiku|chex|equinox|orbax)\b"
+_JAX = r"(?:import (?:.*, )?|from )(?:jax|flax|optax|haiku|chex|equinox|orbax)\b"
 # Calls that start JAX's backend.
 _STARTS = re.compile(
-    r"(?:jax\.)?(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index|random\.key)$"
-    r"|jax\.random\.\w+$|(?:\w+\.)*PRNGKey$|(?:jnp|jax\.numpy)\.(?:zeros|ones|full|array|asarray|arange|eye)$"
+    r"(?:jax\.)?(?:(?:local_)?device(?:s|_count|_put)|default_backend|process_index)$|jax\.random\."
+    r"|.*(?:PRNGKey|random\.key)$|(?:jnp|jax\.numpy)\.(?:zeros|ones|full|eye|arange|(?:as)?array)$"
 )
 _RUNS = ("system", "run", "Popen", "call", "check_call", "check_output")
 
@@ -169,9 +169,7 @@ def is_misspelt(variable: str) -> bool:
 
 def after_changes(text: str) -> str:
     """The text that a diff leads to; any other text as it is."""
-    if not _DIFF.search(text):
-        return text
-    return _OLD.sub("", text)
+    return _OLD.sub("", text) if _DIFF.search(text) else text
 
 
 def read_assignments(text: str) -> list[Pair]:
@@ -190,8 +188,7 @@ def read_assignments(text: str) -> list[Pair]:
         pair
         for at, pair in enumerate(pairs)
         if not (
-            _FLAG.search(pair[1])
-            and any(flags[at] <= later for later in flags[at + 1 : at + MOST_LATER])
+            _FLAG.search(pair[1]) and any(map(flags[at].issubset, flags[at + 1 : at + MOST_LATER]))
         )
     ]
 
@@ -217,8 +214,7 @@ class _Assignment:
 
 def _mark(assignments: Iterable[_Assignment], unread: str) -> None:
     for assignment in assignments:
-        # One launcher may pass on what another held.
-        if assignment.unread in ("", *_PASSES_ON):
+        if assignment.unread in ("", *_PASSES_ON):  # perhaps held by another launcher
             assignment.unread = unread
 
 
@@ -281,8 +277,7 @@ class _Reader:
         """Reads each paragraph of a part of a Python file as such, all others as a shell does."""
         others = []
         for paragraph in re.split(r"\n[ \t]*\n", text):
-            tree = _python(textwrap.dedent(paragraph))
-            if tree:
+            if tree := _python(textwrap.dedent(paragraph)):
                 self._visit(ast.ClassDef("", [], [], tree.body, []))
             else:
                 others.append(paragraph)
@@ -518,7 +513,7 @@ class _Reader:
                 return
             case ast.Subscript(ctx=ast.Del()):
                 self._unset(_target(node))
-            case ast.Import() | ast.ImportFrom() if re.match(_IMPORTS_JAX, ast.unparse(node)):
+            case ast.Import() | ast.ImportFrom() if re.match(_JAX, ast.unparse(node)):
                 self._has_imported = True
         self._visit_children(node)
 
@@ -533,44 +528,44 @@ class _Reader:
             reader._visit(child)
         reader._branches -= is_branch
 
-    def _assign(self, targets: list[ast.expr], value: Part, added_to: Part = None) -> None:
+    def _assign(self, targets: list[ast.expr], value: Part, base: Part = None) -> None:
         """Sets all targets that have a name, to each alternative of a conditional expression."""
         if isinstance(value, ast.IfExp):
             before_branches = dict(self._values)
             self._branches += 1
             for branch in (value.body, value.orelse):
                 self._values = dict(before_branches)
-                self._assign(targets, branch, added_to)
+                self._assign(targets, branch, base)
             self._branches -= 1
         elif value:
-            text = self._value(ast.BinOp(added_to, ast.Add(), value) if added_to else value)
+            text = self._value(ast.BinOp(base, ast.Add(), value) if base else value)
             for target in filter(_target, targets):
                 self._set(_target(target), text, is_in_process="environ" in ast.unparse(target))
 
     def _visit_call(self, node: ast.Call) -> None:
         function = ast.unparse(node.func)
         called = function.rpartition(".")[2]
-        name_node, value_node = _name_and_value(node)
+        name_node, value = _name_and_value(node)
         name = _constant(name_node)
         if _STARTS.match(function):
             self._has_started = True
         if called in _RUNS and name_node:
-            self._shell(self._value(name_node))
+            self._apart()._shell(self._value(name_node))
             self._replaceable.clear()
         elif function.endswith(("environ.pop", "unsetenv", "delenv")):
             self._unset(name)
         elif called == "setdefault" and name in self._values:
-            self.assignments.append(_Assignment(name, self._value(value_node), "replaced"))
+            self.assignments.append(_Assignment(name, self._value(value), "replaced"))
         elif called in ("append", "extend") and isinstance(node.func, ast.Attribute):
             owner = _target(node.func.value)
             self._set(owner, f"{self._known(owner, '')} {self._value(name_node)}")
-        elif value_node and called not in ("get", "getenv", "pop") and _NAME.fullmatch(name):
-            is_in_process = function.endswith(("environ.setdefault", "putenv", "setenv"))
-            self._set(name, self._value(value_node), is_in_process=is_in_process)
+        elif value and called not in ("get", "getenv", "pop") and _NAME.fullmatch(name):
+            in_process = function.endswith(("environ.setdefault", "putenv", "setenv"))
+            self._set(name, self._value(value), is_in_process=in_process)
         for keyword in node.keywords:
             self._set(keyword.arg or "", self._value(keyword.value))
 
-    def _value(self, node: ast.AST | None) -> str:
+    def _value(self, node: Part) -> str:
         """The value as far as it stands in the source, items of a list joined by blanks."""
         match node:
             case ast.Constant(value=value) if value is not None:
@@ -584,7 +579,7 @@ class _Reader:
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return " ".join(map(self._value, items))
             case ast.BinOp(left=left, op=ast.Add(), right=right):
-                is_list = isinstance(left, ast.List) or isinstance(right, (ast.List, ast.Tuple))
+                is_list = bool({type(left), type(right)} & {ast.List, ast.Tuple})
                 return self._value(left) + " " * is_list + self._value(right)
             case ast.BinOp(left=left, op=ast.Mod()):
                 return re.sub(r"%[^%]*?[a-zA-Z]", COMPUTED, self._value(left))
@@ -636,7 +631,7 @@ def _target(node: ast.AST) -> str:
     return ""
 
 
-def _constant(node: ast.AST | None) -> str:
+def _constant(node: Part) -> str:
     """The text that a node is; empty if it is none."""
     match node:
         case ast.Constant(value=str(text)):
@@ -651,7 +646,7 @@ def _python(text: str) -> ast.Module | None:
             tree = ast.parse(re.sub(r"(?m)^[ \t]*[%!].*", "", text))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
-    speaks = any(isinstance(n, (ast.Import, ast.ImportFrom, ast.Call)) for n in ast.walk(tree))
+    speaks = {ast.Import, ast.ImportFrom, ast.Call} & set(map(type, ast.walk(tree)))
     return tree if speaks or _OF_PYTHON.search(text) else None
 
 

@@ -100,8 +100,8 @@ def check_setting(
         judgement = SettingVerdict.BAD_VALUE, refused, advice
     elif setting.is_older_name:
         newer = f"{setting.entry.renamed_to}={setting.renamed_value(value)}"
-        advice = "write the new name" if replacement else "remove it: that is the default"
-        judgement = SettingVerdict.RENAMED, f"an older name that now sets {newer}", advice
+        advice = "write the new name" if replacement else "remove it: it is the default"
+        judgement = SettingVerdict.RENAMED, f"an older name that sets {newer}", advice
     elif exists:
         judgement = _judge(setting, value)
     else:
@@ -218,7 +218,7 @@ def _judge_variable(setting: KnownSetting, value: str) -> Judgement:
         return SettingVerdict.NO_EFFECT, "acts on GPUs, the check is for the CPU", "--plugin cuda"
     if entry.renamed_to and not entry.danger and not setting.out_of_range(value):
         advice = "write the new name; setting both is an error"
-        return SettingVerdict.RENAMED, f"an older spelling of {entry.renamed_to}", advice
+        return SettingVerdict.RENAMED, f"an old spelling of {entry.renamed_to}", advice
     return _judge(setting, value)
 
 
