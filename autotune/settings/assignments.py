@@ -54,7 +54,7 @@ _OF_A_FILE = re.compile(rf"\AXLA_FLAGS=[^\0]*(?:\0{_FLAG.pattern}[^\0]*)+")
 _PROGRAMS = r"(?:python[\d.]*|srun|torchrun|mpirun|mpiexec|jsrun)"
 _LAUNCH = re.compile(
     r"(?s)(?:\w+=[^\0]*\0)*(?:cat|tee|FROM|(?P<program>(?:(?:sudo|env|su|ssh|exec|time|nohup|numactl|"
-    r"nice|timeout|taskset|then|do|else|CMD|ENTRYPOINT)\0(?:.*[\0 ;])?)?(?:\./[^\0]+|(?:[^\0 ]*/)?"
+    r"nice|timeout|taskset|then|do|else|CMD|ENTRYPOINT)\0(?:.*[\0\s;])?)?(?:\./[^\0]+|(?:[^\0 ]*/)?"
     rf"(?:{_PROGRAMS}|docker|podman|bash|sh))))(?=[\0 ]|\Z)"
 )
 _STARTS_PROGRAM = re.compile(rf"(?m)^[ \t]*(?:exec |time |nohup )?{_PROGRAMS} ")
@@ -507,7 +507,7 @@ class _Reader:
             ):
                 self._set(self._value(name), self._value(value))
             case ast.Constant() | ast.JoinedStr() if _SCRIPT.search(self._value(node)):
-                self._shell(self._value(node))
+                self._apart()._shell(self._value(node))
                 return
             case ast.Expr(value=ast.Constant()) | ast.JoinedStr():  # a docstring, a message
                 return
