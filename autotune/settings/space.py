@@ -471,10 +471,9 @@ def _study_parameter(name: str, domain: Domain, blank: Parameter) -> Parameter:
             "step": int(step),
             "power_of_two": doubles,
             **others,
-        }:
-            if step >= 1 and not others:
-                numbers = range(low, high + 1, step)
-            if numbers and doubles:
+        } if step >= 1 and not others:
+            numbers = range(low, high + 1, step)
+            if doubles:
                 numbers = [1 << k for k in range(high.bit_length()) if low <= 1 << k <= high]
     if not 0 < len(numbers) <= MOST_VALUES:
         raise SettingError(
