@@ -85,7 +85,7 @@ _STEPS = _WORDS["many"] | _WORDS["one"]
 _OF_TIME = _WORDS["times"].union(_WORDS["totals"], _UNITS)
 _BEHIND_STEPS = _OF_TIME | _WORDS["behind_steps"]
 _ANY_LOSS = _WORDS["totals"] | _WORDS["behind_losses"]
-_OF_NAMES = _OF_TIME.union(_STEPS, _ANY_LOSS, _LOSSES, _WORDS["means"], _WORDS["newest"])
+_OF_NAMES = _OF_TIME.union(_WORDS["one"], _WORDS["no_times"], _ANY_LOSS, _LOSSES, _WORDS["means"], _WORDS["newest"])
 _OTHERS = re.compile("|".join(LINES["expressions"]["others"]))
 _PARTS = re.compile("|".join(LINES["expressions"]["parts"]))
 
@@ -149,7 +149,7 @@ class _Mention(NamedTuple):
         if "/" in self.unit.replace("per", "/"):
             return MEAN if is_mean else 0
         rate = self.rate
-        if rate is None and (name & _WORDS["many"] or re.search(_OTHER_RATE, self.label.lower())):
+        if rate is None and (name & _WORDS["no_times"] or re.search(_OTHER_RATE, self.label.lower())):
             return None
         if is_mean:
             return MEAN if name & _STEPS else None

@@ -36,9 +36,11 @@ _NUMBER = re.compile(
 )
 _THOUSANDS = re.compile(
     r"(?<![\w.,])\d{1,3}(?:(?:,\d{3})+|(?:['\u2019_\u00a0\u202f]\d{3})+)(?:\.\d+)?(?![\d,]*\d|_)"
+    r"|\b(?!(?i:(?:\w*_)?(?:step|it|iter|iteration|update|batch|epoch|rank|node|gpu|layer)s?\b))[^\W\d]+"
+    r"[ =:]{1,3}\d{1,3}(?: \d{3})+(?:\.\d+)?(?=\s?[mu\u00b5\u03bc]s\b)"
 )
 _DECIMAL = re.compile(
-    r"(?<![\w.,(\[])[-+]?(?:\d{1,3}\.(?=\d{3},))?(?:0,\d{3}|\d+,(?!\d{3}(?!\d))\d{2}|\d+,\d(?=\s?m?s\b))\d*(?!\d*[,.]\d)"
+    r"(?<![\w.,(\[])[-+]?(?:\d{1,3}\.(?=\d{3},))?(?:0,\d{3}|(?<=\d )\d{3},\d{3}(?=\s?[mu]s\b)|\d+,(?!\d{3}(?!\d))\d{2}|\d+,\d(?=\s?m?s\b))\d*(?!\d*[,.]\d)"
 )
 _COMMA = re.compile(r",(?! )")
 _ANSI = re.compile(
@@ -72,8 +74,8 @@ def split(text: str) -> tuple[float | None, str]:
 def undivided(line: str, *, is_decimal: bool) -> str:
     """Returns a line without separators of thousands; decimal commas become points."""
     if is_decimal:
-        return re.sub(r"(?<=\d),(?=\d)", ".", re.sub(r"\.(?=\d{3},\d)", "", line))
-    return _THOUSANDS.sub(lambda match: re.sub(r"[^\d.]", "", match[0]), line)
+        line = re.sub(r"(?<=\d),(?=\d)", ".", re.sub(r"\.(?=\d{3},\d)", "", line))
+    return _THOUSANDS.sub(lambda match: re.sub(r"(?<=\d)[^\d.](?=\d)", "", match[0]), line)
 
 
 def has_decimal_commas(line: str) -> bool:

@@ -398,7 +398,7 @@ class FinalistResult(Stamped):
     process_count: Count
     failure: Failure | None = None
     work: WorkPerStep | None = None
-    most: Count | None = None  # cap of pairs of processes
+    most: int | None = Field(None, ge=0, le=1000)  # cap of pairs of processes
     reason: str = ""  # why its proof ended
     veto: str | None = None  # reason of an `Objection`
     is_slower_in_total: bool = False

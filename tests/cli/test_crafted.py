@@ -134,6 +134,7 @@ HURT: list[tuple[int, tuple[Any, ...]]] = [
     (last_of("conclusion"), ("estimate", "low")),
     (last_of("aa_run"), ("comparison", "reference_step_s")),
     (last_of("aa_run"), ("provenance", "load_1min")),
+    (last_of("finalist"), ("most",)),
     (last_of("soak"), ("step_count",)),
     (last_of("session"), ("started",)),
     (last_of("aa_run"), ("reference", "process_count")),
@@ -173,7 +174,10 @@ def test_crafted_raw_pairs_are_refused_with_file_and_line(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    ["", "\n", "{", "[]", "null", "[" * 10**5, '{"kind": "trial"}', '{"kind": 3}', "\x00", HUGE, '{"at_s": 1e999}'],
+    [
+        *("", "\n", "{", "[]", "null", "[" * 10**5, '{"kind": "trial"}', '{"kind": 3}', "\x00", HUGE, '{"at_s": 1e999}'),
+        put(RECORDS[last_of("finalist")], ("most",), 1001),  # a proof is recomputed look by look
+    ],
 )
 def test_lines_that_are_no_records_are_refused_with_their_number(tmp_path: Path, text: str) -> None:
     run = shutil.copytree(SMALL, tmp_path / "run")
