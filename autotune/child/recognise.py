@@ -34,6 +34,7 @@ FEWEST_STEPS = 3  # least number of readings for a rule to fit
 FEWEST_LINES = 5  # least number of lines that are of one shape
 AGREES = (0.5, 2.0)  # printed over passed time where a loop waits for its device
 ALIKE = (0.85, 1.15)  # likewise where both agree
+PASS = -2  # rank of the passes forward and backward, which a step takes longer than
 MEAN = 4  # rank of the mean of several steps, read where nothing else is printed
 AT_ONCE = 0.02  # lines closer than this share of the mean distance came at once
 LONGEST_NAME = 120  # characters before a number among which its name is looked for
@@ -104,6 +105,10 @@ _EVALUATES = (
 )
 _METRIC = r"[_/ .-]?(?i:loss|acc|ppl|perplexity|bpb|mse|f1|auc|score|error|nll|metric)"
 _EVALUATION = rf"{_EVALUATES}(?!{_METRIC})"
+_ASIDE = (
+    r"^(?!\s*\{|.*(?i:loss)).*(?i:(?<![a-z])(?:check-?point|ckpt|sav(?:ed|ing)|profil|dump))"
+    r"(?!\w*\s?[=:]?\s?\d)"
+)
 _TRAINS = r"\W*(?:\d[\d:.,TZ/+-]*\W+)*(?i:train(?:ing)?)\b"
 _RANK = re.compile(
     r"(?i:(?<![\w/.])(?:rank|process|proc|worker|host|device|replica|gpu|node|pid)[ "
@@ -144,6 +149,8 @@ class _Mention(NamedTuple):
         name = set(self.words)
         is_mean = name & _WORDS["means"]
         is_time = name & _OF_TIME
+        if self.unit and name - _OF_TIME and name - _OF_TIME <= _WORDS["passes"]:
+            return PASS
         if any(map(_OTHERS.fullmatch, name)) or "loss" in name:
             return None
         if "/" in self.unit.replace("per", "/"):
@@ -249,7 +256,7 @@ def recognise(lines: Output, *, at: Times = None) -> list[Recognised]:
     left out, because nobody says how many tokens a step has.
     """
     normalised = [normal(line) for line in lines]
-    skips = [name for name in (_EVALUATION, _OF_PART) if _read_by(name, normalised)]
+    skips = [name for name in (_EVALUATION, _OF_PART, _ASIDE) if _read_by(name, normalised)]
     fits = _fits(normalised, at, skips) or _fits(normalised, at, [])
     if at is not None:  # a bar drawn at each step repeats counter and rate
         presets = [fit.rules.get("preset") for fit in fits if fit.by_clock]
@@ -277,7 +284,12 @@ def _fits(lines: Output, at: Times, skips: list[str]) -> list[Recognised]:
         fit = _fit_of(narrowed, lines, at, rank) if narrowed else None
         if fit is not None:
             fits.append(fit)
-    return fits
+    passes_s = sum(fit.step_s or 0.0 for fit in fits if fit.name_rank == PASS)
+    return [
+        fit
+        for fit in fits
+        if fit.name_rank != PASS and (fit.by_clock or 1.05 * (fit.step_s or 0.0) >= passes_s)
+    ]
 
 
 _NO_TEXT = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffd]")
@@ -401,6 +413,11 @@ def _narrowed(rules: Rules, lines: Output, skips: list[str]) -> Rules:
             return {}
         if FEWEST_STEPS <= len(_read_by(f"^{_TRAINS}", read)) < len(read):
             skips = [*skips, f"^(?!{_TRAINS})"]
+        loss = rules.get("loss", "").replace("?P<loss>", "?:")
+        lost = _read_by(loss, read)
+        steps = {step_of(line) for line in read}.difference(map(step_of, lost))
+        if len(lost) >= FEWEST_STEPS and len(steps) < 2 and len(lost) < len(read):
+            skips = [*skips, f"^(?!.*(?:{loss}))"]  # another logger's lines of the same steps
     return {**rules, "skip": "|".join(skips)} if skips else rules
 
 
@@ -489,7 +506,7 @@ def _only_grow(times: list[float]) -> bool:
 
 
 def _rank(fit: Recognised, step_count: int) -> tuple[Any, ...]:
-    """Returns a sort key; a bar may print its rate twice a step, so its counter comes first."""
+    """Returns a sort key, where a bar's counter is before its rate and a whole before its parts."""
     is_few = 4 * fit.steps < step_count
     vague = 0
     if fit.by_clock and fit.name_rank >= 0:
@@ -497,7 +514,8 @@ def _rank(fit: Recognised, step_count: int) -> tuple[Any, ...]:
     elif fit.name_rank >= MEAN:
         vague = 2
     quarters = (fit.steps + fit.by_clock) // 4
-    return fit.doubtful, vague, is_few, fit.name_rank, -quarters
+    longest = 0.0 if fit.name_rank else -(fit.step_s or 0.0)
+    return fit.doubtful, vague, is_few, fit.name_rank, -quarters, longest
 
 
 def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float, bool, int]:
