@@ -35,6 +35,8 @@ FEWEST_LINES = 5  # least number of lines that are of one shape
 AGREES = (0.5, 2.0)  # printed over passed time where a loop waits for its device
 ALIKE = (0.85, 1.15)  # likewise where both agree
 PASS = -2  # rank of the passes forward and backward, which a step takes longer than
+TIME = 2  # rank of a time or total, 1 more where other words are beside it
+NO_NAME = 3
 MEAN = 4  # rank of the mean of several steps, read where nothing else is printed
 AT_ONCE = 0.02  # lines closer than this share of the mean distance came at once
 LONGEST_NAME = 120  # characters before a number among which its name is looked for
@@ -85,6 +87,7 @@ _LOSSES: list[str] = LINES["words"]["losses"]
 _STEPS = _WORDS["many"] | _WORDS["one"]
 _OF_TIME = _WORDS["times"].union(_WORDS["totals"], _UNITS)
 _BEHIND_STEPS = _OF_TIME | _WORDS["behind_steps"]
+_PLAIN = _BEHIND_STEPS.union(_STEPS, _WORDS["newest"])
 _ANY_LOSS = _WORDS["totals"] | _WORDS["behind_losses"]
 _OF_NAMES = _OF_TIME.union(_WORDS["one"], _WORDS["no_times"], _ANY_LOSS, _LOSSES, _WORDS["means"], _WORDS["newest"])
 _OTHERS = re.compile("|".join(LINES["expressions"]["others"]))
@@ -145,7 +148,7 @@ class _Mention(NamedTuple):
 
     @property
     def rank(self) -> int | None:
-        """How far from a step's duration: 0 for one, 1 a time or total, 2 no name, `MEAN`, None."""
+        """How far from a step's duration: 0 for one, 1 of a kind, `TIME`, `NO_NAME`, `MEAN`, None."""
         name = set(self.words)
         is_mean = name & _WORDS["means"]
         is_time = name & _OF_TIME
@@ -160,12 +163,13 @@ class _Mention(NamedTuple):
             return None
         if is_mean:
             return MEAN if name & _STEPS else None
+        is_qualified = int(not name <= _PLAIN)
         if rate or (self.names_step and (self.unit or is_time)):
-            return 0
+            return is_qualified
         if is_time or (self.unit and name & _WORDS["newest"]):
-            return 1
+            return TIME + is_qualified
         if self.unit and not name and self.between not in ("(", "[", "/"):
-            return 2
+            return NO_NAME
         return None
 
     @property
@@ -318,7 +322,7 @@ def _candidates(lines: Output) -> Candidates:
     for mention in () if _are_parts(lines) else shapes:
         if mention.rank is not None:
             pattern = mention.pattern(_group_of(mention), names)
-            if 0 < mention.rank < MEAN and len(_read_by(_RANGE, lines)) >= FEWEST_STEPS:
+            if TIME <= mention.rank < MEAN and len(_read_by(_RANGE, lines)) >= FEWEST_STEPS:
                 pattern = f"^(?=.*?{_RANGE}).*?(?:{pattern})"
             yield mention.rank, {"pattern": pattern, **loss}
     patterns = [*_WINDOWS, _BY_COUNTER]
@@ -465,7 +469,7 @@ def _fit_of(rules: Rules, lines: Output, at: Times, rank: int) -> Recognised | N
     passed_s, in_bursts, steps_apart = _passed(came)
     if at is None:
         in_bursts = False
-        if rank > 0 and steps_apart > 1 and "<steps>" not in rules.get("pattern", ""):
+        if rank >= TIME and steps_apart > 1 and "<steps>" not in rules.get("pattern", ""):
             rank = MEAN  # perhaps that of all steps since the line before
     elif passed_s and not (clock or in_bursts):
         agrees = typical_s / passed_s
