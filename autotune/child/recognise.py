@@ -34,7 +34,8 @@ FEWEST_STEPS = 3  # least number of readings for a rule to fit
 FEWEST_LINES = 5  # least number of lines that are of one shape
 AGREES = (0.5, 2.0)  # printed over passed time where a loop waits for its device
 ALIKE = (0.85, 1.15)  # likewise where both agree
-PASS = -2  # rank of the passes forward and backward, which a step takes longer than
+PASS = -2  # rank of the passes forward and backward
+WHOLE = 0.95  # share of their sum that a step takes at least, as they are rounded
 TIME = 2  # rank of a time or total, 1 more where other words are beside it
 NO_NAME = 3
 MEAN = 4  # rank of the mean of several steps, read where nothing else is printed
@@ -87,9 +88,12 @@ _LOSSES: list[str] = LINES["words"]["losses"]
 _STEPS = _WORDS["many"] | _WORDS["one"]
 _OF_TIME = _WORDS["times"].union(_WORDS["totals"], _UNITS)
 _BEHIND_STEPS = _OF_TIME | _WORDS["behind_steps"]
+_PASSES = _OF_TIME | _WORDS["passes"]
 _PLAIN = _BEHIND_STEPS.union(_STEPS, _WORDS["newest"])
 _ANY_LOSS = _WORDS["totals"] | _WORDS["behind_losses"]
-_OF_NAMES = _OF_TIME.union(_WORDS["one"], _WORDS["no_times"], _ANY_LOSS, _LOSSES, _WORDS["means"], _WORDS["newest"])
+_OF_NAMES = _OF_TIME.union(
+    _WORDS["one"], _WORDS["no_times"], _ANY_LOSS, _LOSSES, _WORDS["means"], _WORDS["newest"]
+)
 _OTHERS = re.compile("|".join(LINES["expressions"]["others"]))
 _PARTS = re.compile("|".join(LINES["expressions"]["parts"]))
 
@@ -124,7 +128,7 @@ _PART_OF = re.compile(r"\d+\s?(?:/|of)\s?\d+|(?i:micro|accum)[\w ]*\W{0,3}\d+")
 _FIRST_WORD = re.compile(r"^\W*([A-Za-z_]+)")
 _VALUE = re.compile(r"[=:][A-Za-z]\S*\s")
 _BEFORE_NAME = re.compile(
-    r"^.*\d\S*\s+(?:(?:min|minute|hour|hr|day)s?\s+)?|^[^A-Za-z_]+|^.*\((?![^()]*\))"
+    r"^.*\d(?!(?<=\b[a-z]\d)[a-z]\b)\S*\s+(?:(?:min|minute|hour|hr|day)s?\s+)?|^[^A-Za-z_]+|^.*\((?![^()]*\))"
 )
 
 
@@ -138,7 +142,9 @@ class _Mention(NamedTuple):
     @property
     def words(self) -> list[str]:
         """The words of its name, in small letters."""
-        return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", self.label).lower())
+        return re.findall(
+            r"[hd]2[hd]|[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", " ", self.label).lower()
+        )
 
     @property
     def name(self) -> str:
@@ -152,14 +158,17 @@ class _Mention(NamedTuple):
         name = set(self.words)
         is_mean = name & _WORDS["means"]
         is_time = name & _OF_TIME
-        if self.unit and name - _OF_TIME and name - _OF_TIME <= _WORDS["passes"]:
+        is_unit = self.unit or not name.isdisjoint(_UNITS)
+        if is_unit and name & _WORDS["passes"] and name <= _PASSES:
             return PASS
         if any(map(_OTHERS.fullmatch, name)) or "loss" in name:
             return None
         if "/" in self.unit.replace("per", "/"):
             return MEAN if is_mean else 0
         rate = self.rate
-        if rate is None and (name & _WORDS["no_times"] or re.search(_OTHER_RATE, self.label.lower())):
+        if rate is None and (
+            name & _WORDS["no_times"] or re.search(_OTHER_RATE, self.label.lower())
+        ):
             return None
         if is_mean:
             return MEAN if name & _STEPS else None
@@ -262,14 +271,14 @@ def recognise(lines: Output, *, at: Times = None) -> list[Recognised]:
     normalised = [normal(line) for line in lines]
     skips = [name for name in (_EVALUATION, _OF_PART, _ASIDE) if _read_by(name, normalised)]
     fits = _fits(normalised, at, skips) or _fits(normalised, at, [])
-    if at is not None:  # a bar drawn at each step repeats counter and rate
-        presets = [fit.rules.get("preset") for fit in fits if fit.by_clock]
-        bars = [PRESETS[name]["pattern"] for name in presets if name]
-        fits = [
-            fit
-            for fit in fits
-            if not (fit.reads_rate and any(re.search(pattern, fit.example) for pattern in bars))
-        ]
+    # A bar drawn at each step repeats counter and rate.
+    presets = [fit.rules.get("preset") for fit in fits if fit.by_clock]
+    bars = [PRESETS[name]["pattern"] for name in presets if name]
+    fits = [
+        fit
+        for fit in fits
+        if not (fit.reads_rate and any(re.search(pattern, fit.example) for pattern in bars))
+    ]
     step_count = max((fit.steps for fit in fits), default=0)
     return sorted(fits, key=lambda fit: _rank(fit, step_count))
 
@@ -282,18 +291,16 @@ def best_fit(lines: Output, at: Times = None) -> Recognised | None:
 def _fits(lines: Output, at: Times, skips: list[str]) -> list[Recognised]:
     """Returns all rules that fit lines; `skips` are expressions of lines that are left out."""
     fits = []
+    passes_s = 0.0
     lines = ["" if any(re.search(name, line) for name in skips) else line for line in lines]
     for rank, rules in _candidates(lines):
         narrowed = _narrowed(rules, lines, skips)
         fit = _fit_of(narrowed, lines, at, rank) if narrowed else None
-        if fit is not None:
+        if fit is not None and rank == PASS:
+            passes_s += WHOLE * (fit.step_s or 0.0)
+        elif fit is not None:
             fits.append(fit)
-    passes_s = sum(fit.step_s or 0.0 for fit in fits if fit.name_rank == PASS)
-    return [
-        fit
-        for fit in fits
-        if fit.name_rank != PASS and (fit.by_clock or 1.05 * (fit.step_s or 0.0) >= passes_s)
-    ]
+    return [fit for fit in fits if fit.step_s is None or fit.step_s >= passes_s]
 
 
 _NO_TEXT = re.compile(r"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f-\x9f\ufffd]")
@@ -368,7 +375,7 @@ def _belongs_to_name(word: str) -> bool:
     """Returns whether a word is one of the name of a number, as those in step time are."""
     return any(
         text in _OF_NAMES or _OTHERS.fullmatch(text) or _PARTS.fullmatch(text)
-        for text in re.findall(r"[a-z]+", word.lower())
+        for text in re.findall(r"[hd]2[hd]|[a-z]+", word.lower())
     )
 
 
@@ -415,13 +422,11 @@ def _narrowed(rules: Rules, lines: Output, skips: list[str]) -> Rules:
         read = _read_by(rules.get("pattern") or PRESETS[rules["preset"]]["pattern"], lines)
         if len(read) < FEWEST_STEPS:
             return {}
-        if FEWEST_STEPS <= len(_read_by(f"^{_TRAINS}", read)) < len(read):
-            skips = [*skips, f"^(?!{_TRAINS})"]
-        loss = rules.get("loss", "").replace("?P<loss>", "?:")
-        lost = _read_by(loss, read)
-        steps = {step_of(line) for line in read}.difference(map(step_of, lost))
-        if len(lost) >= FEWEST_STEPS and len(steps) < 2 and len(lost) < len(read):
-            skips = [*skips, f"^(?!.*(?:{loss}))"]  # another logger's lines of the same steps
+        for mark in (f"^{_TRAINS}", rules.get("loss", "")):
+            marked = _read_by(mark, read)
+            others = set(map(step_of, read)).difference(map(step_of, marked))
+            if FEWEST_STEPS <= len(marked) < len(read) and len(others) < 2:
+                skips = [*skips, f"^(?!.*(?:{mark}))"]  # another logger's lines of the same steps
     return {**rules, "skip": "|".join(skips)} if skips else rules
 
 
@@ -518,7 +523,7 @@ def _rank(fit: Recognised, step_count: int) -> tuple[Any, ...]:
     elif fit.name_rank >= MEAN:
         vague = 2
     quarters = (fit.steps + fit.by_clock) // 4
-    longest = 0.0 if fit.name_rank else -(fit.step_s or 0.0)
+    longest = -(fit.step_s or 0.0) * (not fit.name_rank)
     return fit.doubtful, vague, is_few, fit.name_rank, -quarters, longest
 
 
