@@ -35,9 +35,6 @@ FEWEST_LINES = 5  # least number of lines that are of one shape
 AGREES = (0.5, 2.0)  # printed over passed time where a loop waits for its device
 ALIKE = (0.85, 1.15)  # likewise where both agree
 PASS = -2  # rank of the passes forward and backward
-WHOLE = 0.95  # share of their sum that a step takes at least, as they are rounded
-TIME = 2  # rank of a time or total, 1 more where other words are beside it
-NO_NAME = 3
 MEAN = 4  # rank of the mean of several steps, read where nothing else is printed
 AT_ONCE = 0.02  # lines closer than this share of the mean distance came at once
 LONGEST_NAME = 120  # characters before a number among which its name is looked for
@@ -88,8 +85,6 @@ _LOSSES: list[str] = LINES["words"]["losses"]
 _STEPS = _WORDS["many"] | _WORDS["one"]
 _OF_TIME = _WORDS["times"].union(_WORDS["totals"], _UNITS)
 _BEHIND_STEPS = _OF_TIME | _WORDS["behind_steps"]
-_PASSES = _OF_TIME | _WORDS["passes"]
-_PLAIN = _BEHIND_STEPS.union(_STEPS, _WORDS["newest"])
 _ANY_LOSS = _WORDS["totals"] | _WORDS["behind_losses"]
 _OF_NAMES = _OF_TIME.union(
     _WORDS["one"], _WORDS["no_times"], _ANY_LOSS, _LOSSES, _WORDS["means"], _WORDS["newest"]
@@ -98,11 +93,7 @@ _OTHERS = re.compile("|".join(LINES["expressions"]["others"]))
 _PARTS = re.compile("|".join(LINES["expressions"]["parts"]))
 
 _PER = r"[_ ]?(?:/|per)[_ ]?"
-_RATES = {
-    "steps_per_s": rf"(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?|updates?){_PER}s(?:ec(?:ond)?)?"
-    r"|(?:^|[^a-z])ups$",
-    "tokens_per_s": rf"(?:^|.*[^a-z])(?:train_)?tok(?:en)?s?{_PER}s(?:ec(?:ond)?)?(?!/)$",
-}
+_RATE = rf"(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?|updates?){_PER}s(?:ec(?:ond)?)?|(?:^|[^a-z])ups$"
 _OTHER_RATE = rf"{_PER}s(?:ec(?:ond)?)?(?![a-z])"
 _COUNTER_KEY = r"(?i)(?:.*[./])?_?(?:global_?)?(?:step|iteration|iter|update)"
 
@@ -154,54 +145,46 @@ class _Mention(NamedTuple):
 
     @property
     def rank(self) -> int | None:
-        """How far from a step's duration: 0 for one, 1 of a kind, `TIME`, `NO_NAME`, `MEAN`, None."""
+        """How far from a step's duration: 0 for one, 1 a time or total, 2 no name, `MEAN`, None.
+
+        It is `PASS` of a pass forward or backward, with its unit.
+        """
         name = set(self.words)
         is_mean = name & _WORDS["means"]
         is_time = name & _OF_TIME
-        is_unit = self.unit or not name.isdisjoint(_UNITS)
-        if is_unit and name & _WORDS["passes"] and name <= _PASSES:
+        if (self.unit or self.group != "step_s") and set() < name - _OF_TIME <= _WORDS["passes"]:
             return PASS
         if any(map(_OTHERS.fullmatch, name)) or "loss" in name:
             return None
         if "/" in self.unit.replace("per", "/"):
             return MEAN if is_mean else 0
-        rate = self.rate
-        if rate is None and (
-            name & _WORDS["no_times"] or re.search(_OTHER_RATE, self.label.lower())
-        ):
+        label = self.label.lower()
+        is_rate = re.search(_RATE, label)
+        if not is_rate and (name & _WORDS["no_times"] or re.search(_OTHER_RATE, label)):
             return None
         if is_mean:
             return MEAN if name & _STEPS else None
-        is_qualified = int(not name <= _PLAIN)
-        if rate or (self.names_step and (self.unit or is_time)):
-            return is_qualified
+        if is_rate or (self.names_step and (self.unit or is_time)):
+            return 0
         if is_time or (self.unit and name & _WORDS["newest"]):
-            return TIME + is_qualified
+            return 1
         if self.unit and not name and self.between not in ("(", "[", "/"):
-            return NO_NAME
+            return 2
         return None
 
     @property
     def names_step(self) -> bool:
         """Whether its name is that of a step, as `step_time` is, and `update_actor` is not."""
-        for word in reversed(self.words):
-            if word in _STEPS or word not in _BEHIND_STEPS:
-                return word in _STEPS
-        return False
-
-    @property
-    def rate(self) -> str | None:
-        """The group of a pattern for the rate that its name says; None if it says none."""
-        for group, name in _RATES.items():
-            if re.search(name, self.label.lower()):
-                return group
-        return None
+        words = itertools.dropwhile(_BEHIND_STEPS.__contains__, reversed(self.words))
+        return next(words, "") in _STEPS
 
     @property
     def group(self) -> str:
         """The group of a pattern for the duration or rate that its name says."""
+        if re.search(_RATE, self.label.lower()):
+            return "steps_per_s"
         units = ["step_s", *(_UNITS[word] for word in self.words if word in _UNITS)]
-        return self.rate or units[-1]
+        return units[-1]
 
     @property
     def loss_rank(self) -> int | None:
@@ -271,14 +254,10 @@ def recognise(lines: Output, *, at: Times = None) -> list[Recognised]:
     normalised = [normal(line) for line in lines]
     skips = [name for name in (_EVALUATION, _OF_PART, _ASIDE) if _read_by(name, normalised)]
     fits = _fits(normalised, at, skips) or _fits(normalised, at, [])
-    # A bar drawn at each step repeats counter and rate.
-    presets = [fit.rules.get("preset") for fit in fits if fit.by_clock]
-    bars = [PRESETS[name]["pattern"] for name in presets if name]
-    fits = [
-        fit
-        for fit in fits
-        if not (fit.reads_rate and any(re.search(pattern, fit.example) for pattern in bars))
-    ]
+    presets = [fit.rules["preset"] for fit in fits if fit.by_clock and "preset" in fit.rules]
+    for name in presets:  # a bar drawn at each step repeats counter and rate
+        bar = PRESETS[name]["pattern"]
+        fits = [fit for fit in fits if not (fit.reads_rate and re.search(bar, fit.example))]
     step_count = max((fit.steps for fit in fits), default=0)
     return sorted(fits, key=lambda fit: _rank(fit, step_count))
 
@@ -297,7 +276,7 @@ def _fits(lines: Output, at: Times, skips: list[str]) -> list[Recognised]:
         narrowed = _narrowed(rules, lines, skips)
         fit = _fit_of(narrowed, lines, at, rank) if narrowed else None
         if fit is not None and rank == PASS:
-            passes_s += WHOLE * (fit.step_s or 0.0)
+            passes_s += 0.95 * (fit.step_s or 0.0)  # they are rounded
         elif fit is not None:
             fits.append(fit)
     return [fit for fit in fits if fit.step_s is None or fit.step_s >= passes_s]
@@ -329,7 +308,7 @@ def _candidates(lines: Output) -> Candidates:
     for mention in () if _are_parts(lines) else shapes:
         if mention.rank is not None:
             pattern = mention.pattern(_group_of(mention), names)
-            if TIME <= mention.rank < MEAN and len(_read_by(_RANGE, lines)) >= FEWEST_STEPS:
+            if 0 < mention.rank < MEAN and len(_read_by(_RANGE, lines)) >= FEWEST_STEPS:
                 pattern = f"^(?=.*?{_RANGE}).*?(?:{pattern})"
             yield mention.rank, {"pattern": pattern, **loss}
     patterns = [*_WINDOWS, _BY_COUNTER]
@@ -394,7 +373,7 @@ def _group_of(mention: _Mention) -> str:
     """Returns the expression of a printed duration or rate, with its group."""
     if not mention.unit:
         return rf"(?P<{mention.group}>{_NUMBER})(?![\w/%:])"
-    for rate in (_TIME_OF_STEP, _STEPS_PER_S, _TOKENS_PER_S):
+    for rate in (_TIME_OF_STEP, _STEPS_PER_S):
         if re.fullmatch(rate, mention.unit):
             return rf"(?P<value>{_NUMBER})\s*(?P<unit>{rate})"
     return _DURATION
@@ -424,9 +403,8 @@ def _narrowed(rules: Rules, lines: Output, skips: list[str]) -> Rules:
             return {}
         for mark in (f"^{_TRAINS}", rules.get("loss", "")):
             marked = _read_by(mark, read)
-            others = set(map(step_of, read)).difference(map(step_of, marked))
-            if FEWEST_STEPS <= len(marked) < len(read) and len(others) < 2:
-                skips = [*skips, f"^(?!.*(?:{mark}))"]  # another logger's lines of the same steps
+            if FEWEST_STEPS <= len(marked) < len(read) <= 4 * len(marked):
+                skips = [*skips, f"^(?!.*(?:{mark}))"]  # another logger's
     return {**rules, "skip": "|".join(skips)} if skips else rules
 
 
@@ -459,7 +437,7 @@ def _fit_of(rules: Rules, lines: Output, at: Times, rank: int) -> Recognised | N
         step = reader.read(line, now_s)
         if step is not None and step.step_s is not None:
             times.append(step.step_s)
-            came.append((now_s, step_of(line)))
+            came.append((now_s, step.number))
             readable.append(line)
     clock = reader.uses_clock
     may_grow = clock or "dt" in rules.get("pattern", "")
@@ -474,7 +452,7 @@ def _fit_of(rules: Rules, lines: Output, at: Times, rank: int) -> Recognised | N
     passed_s, in_bursts, steps_apart = _passed(came)
     if at is None:
         in_bursts = False
-        if rank >= TIME and steps_apart > 1 and "<steps>" not in rules.get("pattern", ""):
+        if rank > 0 and steps_apart > 1 and "<steps>" not in rules.get("pattern", ""):
             rank = MEAN  # perhaps that of all steps since the line before
     elif passed_s and not (clock or in_bursts):
         agrees = typical_s / passed_s

@@ -334,6 +334,6 @@ def _flat(data: Any, before: str = "") -> Iterator[tuple[str, float]]:
     """Numbers in nested tables, by their dotted keys."""
     if isinstance(data, dict):
         for key, value in data.items():
-            yield from _flat(value, f"{before}.{key}" if before else str(key))
-    elif before and isinstance(data, int | float) and not isinstance(data, bool):
-        yield before, data
+            yield from _flat(value, f"{before}{key}.")
+    elif type(data) in (int, float):
+        yield before[:-1], data
