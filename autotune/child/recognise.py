@@ -39,10 +39,11 @@ MEAN = 4  # rank of the mean of several steps, read where nothing else is printe
 AT_ONCE = 0.02  # lines closer than this share of the mean distance came at once
 LONGEST_NAME = 120  # characters before a number among which its name is looked for
 _NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_PER = r"\s?(?:/|per)\s?"
 _UNIT = r"(?:\u00b5s|\u03bcs|[mun]?s|[mun]?secs?|seconds?|milliseconds?|microseconds?)"
 _WHOLE = r"(?:it|iter|iteration|step|batch|update)"
-_TIME_OF_STEP = rf"{_UNIT}\s?(?:/|per)\s?{_WHOLE}\b"
-_STEPS_PER_S = rf"{_WHOLE}(?:s|es)?\s?(?:/|per)\s?s(?:ec(?:ond)?)?\b"
+_TIME_OF_STEP = rf"{_UNIT}{_PER}{_WHOLE}\b"
+_STEPS_PER_S = rf"{_WHOLE}(?:s|es)?{_PER}s(?:ec(?:ond)?)?\b"
 _TOKENS_PER_S = r"[kKMG]?\s?tok(?:en)?s?\s?(?:/|per)\s?s(?:ec(?:ond)?)?\b(?!/)"
 _STEP = (
     r"(?<!s/)(?<!sec/)(?i:\b(?:global[_ ]?)?(?:step|iteration|iter|update|batch)(?:[_ "
@@ -92,9 +93,11 @@ _OF_NAMES = _OF_TIME.union(
 _OTHERS = re.compile("|".join(LINES["expressions"]["others"]))
 _PARTS = re.compile("|".join(LINES["expressions"]["parts"]))
 
-_PER = r"[_ ]?(?:/|per)[_ ]?"
-_RATE = rf"(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?|updates?){_PER}s(?:ec(?:ond)?)?|(?:^|[^a-z])ups$"
-_OTHER_RATE = rf"{_PER}s(?:ec(?:ond)?)?(?![a-z])"
+_RATE = (
+    r"(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?|updates?)[_ ]?(?:/|per)[_ ]?s(?:ec(?:ond)?)?"
+    r"|(?:^|[^a-z])ups$"
+)
+_OTHER_RATE = r"[_ ]?(?:/|per)[_ ]?s(?:ec(?:ond)?)?(?![a-z])"
 _COUNTER_KEY = r"(?i)(?:.*[./])?_?(?:global_?)?(?:step|iteration|iter|update)"
 
 _EVALUATES = (
@@ -107,7 +110,7 @@ _ASIDE = (
     r"^(?!\s*\{|.*(?i:loss)).*(?i:(?<![a-z])(?:check-?point|ckpt|sav(?:ed|ing)|profil|dump))"
     r"(?!\w*\s?[=:]?\s?\d)"
 )
-_TRAINS = r"\W*(?:\d[\d:.,TZ/+-]*\W+)*(?i:train(?:ing)?)\b"
+_TRAINS = r"^\W*(?:\d[\d:.,TZ/+-]*\W+)*(?i:train(?:ing)?)\b"
 _RANK = re.compile(
     r"(?i:(?<![\w/.])(?:rank|process|proc|worker|host|device|replica|gpu|node|pid)[ "
     r"_]?(?:id|index)?[\"']?\s*[=:#]?\s*)"
@@ -175,8 +178,8 @@ class _Mention(NamedTuple):
     @property
     def names_step(self) -> bool:
         """Whether its name is that of a step, as `step_time` is, and `update_actor` is not."""
-        words = itertools.dropwhile(_BEHIND_STEPS.__contains__, reversed(self.words))
-        return next(words, "") in _STEPS
+        backwards = itertools.dropwhile(_BEHIND_STEPS.__contains__, reversed(self.words))
+        return next(backwards, "") in _STEPS
 
     @property
     def group(self) -> str:
@@ -230,11 +233,6 @@ class Recognised(NamedTuple):
     left_out: Output  # lines that name steps like those that are read, of which none is
 
     @property
-    def reads_rate(self) -> bool:
-        """Whether it reads a printed ``11.5it/s`` or ``1.2s/it``."""
-        return any(unit in self.rules.get("pattern", "") for unit in (_STEPS_PER_S, _TIME_OF_STEP))
-
-    @property
     def doubtful(self) -> bool:
         """Whether durations differ from the time between lines, or that time is meaningless."""
         return self.in_bursts if self.by_clock else not self.is_within(AGREES)
@@ -257,7 +255,11 @@ def recognise(lines: Output, *, at: Times = None) -> list[Recognised]:
     presets = [fit.rules["preset"] for fit in fits if fit.by_clock and "preset" in fit.rules]
     for name in presets:  # a bar drawn at each step repeats counter and rate
         bar = PRESETS[name]["pattern"]
-        fits = [fit for fit in fits if not (fit.reads_rate and re.search(bar, fit.example))]
+        fits = [
+            fit
+            for fit in fits
+            if _PER not in fit.rules.get("pattern", "") or not re.search(bar, fit.example)
+        ]
     step_count = max((fit.steps for fit in fits), default=0)
     return sorted(fits, key=lambda fit: _rank(fit, step_count))
 
@@ -401,7 +403,7 @@ def _narrowed(rules: Rules, lines: Output, skips: list[str]) -> Rules:
         read = _read_by(rules.get("pattern") or PRESETS[rules["preset"]]["pattern"], lines)
         if len(read) < FEWEST_STEPS:
             return {}
-        for mark in (f"^{_TRAINS}", rules.get("loss", "")):
+        for mark in (_TRAINS, rules.get("loss", "")):
             marked = _read_by(mark, read)
             if FEWEST_STEPS <= len(marked) < len(read) <= 4 * len(marked):
                 skips = [*skips, f"^(?!.*(?:{mark}))"]  # another logger's
@@ -433,7 +435,7 @@ def _fit_of(rules: Rules, lines: Output, at: Times, rank: int) -> Recognised | N
     times = []
     came = []
     readable = []
-    for line, now_s in zip(lines, at or [0.0] * len(lines), strict=True):
+    for line, now_s in zip(lines, at or itertools.repeat(0.0), strict=False):
         step = reader.read(line, now_s)
         if step is not None and step.step_s is not None:
             times.append(step.step_s)

@@ -176,11 +176,8 @@ class StepReader:
         texts: Texts = {}
         if self._is_json:
             numbers = numbers_of(line)
-            for group, key in ((self._unit, "json_key"), ("loss", "loss")):
-                value = numbers.get(self._rules.get(key, ""))
-                if value is not None:
-                    texts[group] = repr(value)
-            return texts
+            keys = {self._unit: self._rules["json_key"], "loss": self._rules.get("loss")}
+            return {group: repr(numbers[key]) for group, key in keys.items() if key in numbers}
         line = line[:LONGEST_LINE]
         self._is_decimal = self._is_decimal or has_decimal_commas(line)
         match = self._search("pattern", line)
