@@ -295,11 +295,10 @@ class Session(ProgramRun):
         """Returns the seconds of steps; those of paused programs by the clock of this process."""
         if self._reader.uses_clock or not self._pauses:
             return self._times[first:last]
-        times = []
-        for at in range(first, last):  # a line is of as many steps as its number says
-            count = (self._numbers[at] or 0) - (self._numbers[at - 1] or 0)
-            times.append(self._gaps_s[at] / max(1, count))
-        return times
+        return [  # a line is of as many steps as its number says
+            self._gaps_s[at] / max(1, (self._numbers[at] or 0) - (self._numbers[at - 1] or 0))
+            for at in range(first, last)
+        ]
 
     def _why_no_pause(self) -> str:
         """Says why this program cannot be measured by pausing it, as a clause; empty if it can."""
@@ -473,7 +472,7 @@ def last_raised(lines: Output) -> Raised | None:
 def last_exception(lines: Output) -> tuple[str, str] | None:
     """Returns type and message of the exception that `last_raised` finds."""
     raised = last_raised(lines)
-    return raised[:2] if raised is not None else None
+    return raised and raised[:2]
 
 
 def main() -> int:

@@ -87,17 +87,14 @@ _STEPS = _WORDS["many"] | _WORDS["one"]
 _OF_TIME = _WORDS["times"].union(_WORDS["totals"], _UNITS)
 _BEHIND_STEPS = _OF_TIME | _WORDS["behind_steps"]
 _ANY_LOSS = _WORDS["totals"] | _WORDS["behind_losses"]
-_OF_NAMES = _OF_TIME.union(
-    _WORDS["one"], _WORDS["no_times"], _ANY_LOSS, _LOSSES, _WORDS["means"], _WORDS["newest"]
-)
+_OF_NAMES = frozenset().union(_UNITS, *_WORDS.values())
 _OTHERS = re.compile("|".join(LINES["expressions"]["others"]))
 _PARTS = re.compile("|".join(LINES["expressions"]["parts"]))
 
 _RATE = (
-    r"(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?|updates?)[_ ]?(?:/|per)[_ ]?s(?:ec(?:ond)?)?"
-    r"|(?:^|[^a-z])ups$"
+    r"(?i)(?:steps?|its?|iter(?:ation)?s?|batch(?:es)?|updates?)[_ ]?(?:/|per)[_ ]?s|(?<![a-z])ups$"
 )
-_OTHER_RATE = r"[_ ]?(?:/|per)[_ ]?s(?:ec(?:ond)?)?(?![a-z])"
+_OTHER_RATE = r"(?i)[_ ]?(?:/|per)[_ ]?s(?:ec(?:ond)?)?(?![a-z])"
 _COUNTER_KEY = r"(?i)(?:.*[./])?_?(?:global_?)?(?:step|iteration|iter|update)"
 
 _EVALUATES = (
@@ -108,7 +105,7 @@ _METRIC = r"[_/ .-]?(?i:loss|acc|ppl|perplexity|bpb|mse|f1|auc|score|error|nll|m
 _EVALUATION = rf"{_EVALUATES}(?!{_METRIC})"
 _ASIDE = (
     r"^(?!\s*\{|.*(?i:loss)).*(?i:(?<![a-z])(?:check-?point|ckpt|sav(?:ed|ing)|profil|dump))"
-    r"(?!\w*\s?[=:]?\s?\d)"
+    r"(?!\w*\s?[=:]?\s?\d)|:\s*[\"'](?i:check-?point|ckpt|sav(?:ed?|ing)|profil)"
 )
 _TRAINS = r"^\W*(?:\d[\d:.,TZ/+-]*\W+)*(?i:train(?:ing)?)\b"
 _RANK = re.compile(
@@ -148,22 +145,19 @@ class _Mention(NamedTuple):
 
     @property
     def rank(self) -> int | None:
-        """How far from a step's duration: 0 for one, 1 a time or total, 2 no name, `MEAN`, None.
-
-        It is `PASS` of a pass forward or backward, with its unit.
-        """
+        """How likely a step's duration: 0, then 1 a time, 2 no name, `MEAN`; `PASS`; None."""
+        group = self.group
         name = set(self.words)
         is_mean = name & _WORDS["means"]
         is_time = name & _OF_TIME
-        if (self.unit or self.group != "step_s") and set() < name - _OF_TIME <= _WORDS["passes"]:
+        if (self.unit or group != "step_s") and set() < name - _OF_TIME <= _WORDS["passes"]:
             return PASS
         if any(map(_OTHERS.fullmatch, name)) or "loss" in name:
             return None
-        if "/" in self.unit.replace("per", "/"):
+        if re.search("/|per", self.unit):
             return MEAN if is_mean else 0
-        label = self.label.lower()
-        is_rate = re.search(_RATE, label)
-        if not is_rate and (name & _WORDS["no_times"] or re.search(_OTHER_RATE, label)):
+        is_rate = group == "steps_per_s"
+        if not is_rate and (name & _WORDS["no_times"] or re.search(_OTHER_RATE, self.label)):
             return None
         if is_mean:
             return MEAN if name & _STEPS else None
@@ -184,7 +178,7 @@ class _Mention(NamedTuple):
     @property
     def group(self) -> str:
         """The group of a pattern for the duration or rate that its name says."""
-        if re.search(_RATE, self.label.lower()):
+        if re.search(_RATE, self.label):
             return "steps_per_s"
         units = ["step_s", *(_UNITS[word] for word in self.words if word in _UNITS)]
         return units[-1]
@@ -389,7 +383,7 @@ def mentions_of(line: str) -> Iterator[_Mention]:
     for match in _MENTION.finditer(line):
         before = line[max(end, match.start() - LONGEST_NAME) : match.start()]
         end = match.end()
-        head = _BETWEEN.sub("", before, count=1)
+        head = _BETWEEN.sub("", before)
         label = _BEFORE_NAME.sub("", _APART.split(_VALUE.sub("  ", head))[-1])
         marks = before[len(head) :].strip()
         if not (marks or label):
@@ -464,7 +458,7 @@ def _fit_of(rules: Rules, lines: Output, at: Times, rank: int) -> Recognised | N
         rules=rules,
         steps=len(times),
         step_s=step_s,
-        example=readable[len(readable) // 2],
+        example=readable[-1],
         by_clock=clock,
         agrees=agrees,
         in_bursts=in_bursts,
@@ -475,7 +469,7 @@ def _fit_of(rules: Rules, lines: Output, at: Times, rank: int) -> Recognised | N
 
 def _left_out(lines: Output, read: Output) -> Output:
     """Returns the lines that begin as those that were read, but name steps of which none was."""
-    steps = {step_of(line) for line in read}
+    steps = set(map(step_of, read))
     if None in steps:
         return []
     starts = {str(_FIRST_WORD.findall(line)) for line in read}
@@ -503,8 +497,8 @@ def _rank(fit: Recognised, step_count: int) -> tuple[Any, ...]:
     elif fit.name_rank >= MEAN:
         vague = 2
     quarters = (fit.steps + fit.by_clock) // 4
-    longest = -(fit.step_s or 0.0) * (not fit.name_rank)
-    return fit.doubtful, vague, is_few, fit.name_rank, -quarters, longest
+    longest_s = 0.0 if fit.name_rank else fit.step_s or 0.0
+    return fit.doubtful, vague, is_few, fit.name_rank, -quarters, -longest_s
 
 
 def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float, bool, int]:
@@ -523,7 +517,6 @@ def _passed(came: Sequence[tuple[float, int | None]]) -> tuple[float, bool, int]
     return statistics.median(gaps_s), 2 * short_count > len(gaps_s), min(counts)
 
 
-# A progress bar.
 BAR = re.compile(r"[^\w\s]{4,}(?:\s*[^\w\s])*|[^\w\s](?:[^\w\s]|\s){6,}[^\w\s]")
 _FIGURE = re.compile(r"(?<![\d.])(?:(?<!\w)[-+])?(?:\d+(?:,\d{3})*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 

@@ -40,7 +40,7 @@ _THOUSANDS = re.compile(
     r"[ =:]{1,3}\d{1,3}(?: \d{3})+(?:\.\d+)?(?=\s?[mu\u00b5\u03bc]s\b)"
 )
 _DECIMAL = re.compile(
-    r"(?<![\w.,(\[])[-+]?(?:\d{1,3}\.(?=\d{3},))?(?:0,\d{3}|(?<=\d )\d{3},\d{3}(?=\s?[mu]s\b)|\d+,(?!\d{3}(?!\d))\d{2}|\d+,\d(?=\s?m?s\b))\d*(?!\d*[,.]\d)"
+    r"(?<![\w.,(\[])[-+]?(?:\d{1,3}\.(?=\d{3},))?(?:0,\d{3}|(?<=\d\x20)\d{3},\d{3}(?=\s?[mu]s\b)|\d+,(?!\d{3}(?!\d))\d{2}|\d+,\d(?=\s?m?s\b))\d*(?!\d*[,.]\d)"
 )
 _COMMA = re.compile(r",(?! )")
 _ANSI = re.compile(
@@ -154,7 +154,8 @@ class StepReader:
     def read(self, line: str, now_s: float) -> Step | None:
         """Reads a line of some time on any clock; None if it holds neither duration nor loss."""
         line = plain(line)
-        if "skip" in self._patterns and self._patterns["skip"].search(line):
+        skip = self._patterns.get("skip")
+        if skip and skip.search(line):
             return None
         texts = self._texts(line)
         loss = number(texts.get("loss"))
@@ -173,11 +174,11 @@ class StepReader:
 
     def _texts(self, line: str) -> Texts:
         """Returns what a line says by group; without a duration or counter if it is no step's."""
-        texts: Texts = {}
         if self._is_json:
             numbers = numbers_of(line)
-            keys = {self._unit: self._rules["json_key"], "loss": self._rules.get("loss")}
-            return {group: repr(numbers[key]) for group, key in keys.items() if key in numbers}
+            keys = (self._unit, self._rules["json_key"]), ("loss", self._rules.get("loss"))
+            return {name: repr(numbers[key]) for name, key in keys if key in numbers}
+        texts: Texts = {}
         line = line[:LONGEST_LINE]
         self._is_decimal = self._is_decimal or has_decimal_commas(line)
         match = self._search("pattern", line)
@@ -204,13 +205,11 @@ class StepReader:
             return None
         counted, size = kind
         took_s = value * size
-        if counted == "steps":
-            took_s = 1 / took_s
-        elif counted == "tokens":
-            tokens = self._rules.get("tokens_per_step")
-            if tokens is None:
+        if counted != "time":
+            amount = 1 if counted == "steps" else self._rules.get("tokens_per_step")
+            if amount is None:
                 return None
-            took_s = tokens / took_s
+            took_s = amount / took_s
         steps = texts.get("steps")
         return took_s / self._count(steps) if steps else took_s
 

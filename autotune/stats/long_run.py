@@ -268,8 +268,8 @@ def lasting_gain(
     bound = min(0.0, max(LEAST_LOSS, LOSS_SHARE * gain) - gain)
     intervals = functools.partial(_intervals, proven=proven, process_sd=process_sd)
     late = [x.late for x in looks]
-    both_halves = intervals(looks, [x.total for x in looks], alpha=ALPHA_STAYS)
-    second_half = intervals(looks, late, alpha=ALPHA_STAYS)
+    both_halves = intervals(looks, [x.total for x in looks])
+    second_half = intervals(looks, late)
     is_against = any(
         half[0].centre > bound and max(x.low for x in half) > bound
         for half in (both_halves, second_half)
@@ -283,7 +283,7 @@ def lasting_gain(
     elif _is_shrinking(looks, reported.centre):
         finding = Lasting.SHRINKING
     elif max(narrower.high, _narrower(both_halves).high) < 0.0 and reported.centre <= bound:
-        first_look = intervals(looks[:1], late[:1], alpha=ALPHA_STAYS)[0]
+        first_look = intervals(looks[:1], late[:1])[0]
         finding = Lasting.FIRST if first_look.low > bound else Lasting.STAYS
     needed = math.ceil(min(MOST_LOOKS, len(looks) * (unseen / max(gain, 1e-3)) ** 2))
     return LastingGain(
@@ -300,7 +300,7 @@ def _intervals(
     *,
     proven: Estimate | None,
     process_sd: float,
-    alpha: float,
+    alpha: float = ALPHA_STAYS,
 ) -> list[_Interval]:
     """The mean figure of long runs: as it is, and from the proof on if first steps are known."""
     count = len(looks)
