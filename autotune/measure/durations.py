@@ -90,11 +90,6 @@ def durations_of(spec: StudySpec, result: AaRecord, runs: Sequence[ConfirmRun]) 
     )
 
 
-def minimising_s(spec: StudySpec, takes: Durations) -> float:
-    """Seconds that are kept for minimising one set."""
-    return ABLATIONS * takes.ablation_s if spec.confirm.minimise else 0.0
-
-
 def refuse_short_budget(
     context: MeasurementContext, reference: WorkerReport, *, aa_s: float
 ) -> None:

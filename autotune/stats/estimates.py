@@ -302,9 +302,7 @@ class Walk(NamedTuple):
         return Walk(points, kernel @ self.weights * w * reach, age)
 
 
-@lru_cache(maxsize=4)
-def _legendre(nodes: int) -> tuple[Floats, Floats]:
-    return np.polynomial.legendre.leggauss(nodes)
+_legendre = lru_cache(maxsize=4)(np.polynomial.legendre.leggauss)
 
 
 def reason_to_stop(

@@ -156,7 +156,8 @@ class LongRunRatio(NamedTuple):
     late: _Figure  # Of the second half of the steps
     # Of first steps, as many as a process of the proof ran; None where they were not kept.
     early: _Figure | None
-    rise: float  # By how much the last quarter of the steps is above the one before
+    # By how much the last quarter of the steps is above the one before; those before tell its noise
+    rise: _Figure
     processes: int
 
 
@@ -193,13 +194,8 @@ def long_run_ratio(
         means = np.mean(arms[:, segments], axis=1)
         return math.log(means[0] / means[1]) - shift
 
-    # The second half tells the noise: its neighbours whatever changes, those about a line how it
-    # wanders. Where neighbours deviate alike, a mean is less certain than if independent.
-    at = np.arange(len(later))
-    residuals = later - np.polyval(np.polyfit(at, later, 1), at)
-    alike = residuals[1:] @ residuals[:-1]
-    about = (residuals @ residuals + 2.0 * max(0.0, alike)) / max(1, len(later) - 2)
-    late_error = math.sqrt(max(_variance_of_neighbours(later), about) / len(later))
+    late_error = math.sqrt(_variance(later) / len(later))
+    rise = total(slice(-quarter, None)) - total(slice(-2 * quarter, -quarter))
     whole_error = math.sqrt(_variance_of_neighbours(ratios) / len(ratios))
     first_steps = None
     if early is not None:
@@ -209,9 +205,18 @@ def long_run_ratio(
         total=_Figure(total(slice(None)), max(whole_error, late_error / math.sqrt(2.0))),
         late=_Figure(total(slice(half, None)), late_error),
         early=first_steps,
-        rise=total(slice(-quarter, None)) - total(slice(-2 * quarter, -quarter)),
+        rise=_Figure(rise, math.sqrt(2.0 * _variance(ratios[:-quarter]) / quarter)),
         processes=processes,
     )
+
+
+def _variance(values: Floats) -> float:
+    """Variance of segments: of neighbours, or about a line, more where neighbours deviate alike."""
+    at = np.arange(len(values))
+    residuals = values - np.polyval(np.polyfit(at, values, 1), at)
+    alike = residuals[1:] @ residuals[:-1]
+    about = (residuals @ residuals + 2.0 * max(0.0, float(alike))) / max(1, len(values) - 2)
+    return max(_variance_of_neighbours(values), float(about))
 
 
 def _variance_of_neighbours(values: Floats) -> float:
@@ -338,7 +343,7 @@ def _mean_error(values: Floats, errors: Floats) -> float:
 
 def _is_shrinking(looks: Sequence[LongRunRatio], late: float) -> bool:
     """Whether a gain surely shrinks at the end, so fast that soon nothing of it may be left."""
-    rises, errors = np.asarray([(x.rise, 2.0 * x.late.error) for x in looks]).T
+    rises, errors = np.asarray([x.rise for x in looks]).T
     quantile = student_quantile(2 * ALPHA_STAYS, SEGMENT_DEGREES * len(looks))
     rise = float(np.mean(rises))
     return rise > quantile * _mean_error(rises, errors) and late + rise * GOES_ON >= 0.0

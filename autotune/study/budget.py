@@ -11,7 +11,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from autotune.measure.durations import NO_TIME, Durations, durations_of, minimising_s, proofs_s
+from autotune.measure.durations import ABLATIONS, NO_TIME, Durations, durations_of, proofs_s
 from autotune.model.records import (
     AB,
     CONFIRM,
@@ -123,7 +123,9 @@ class TimeLeft:
         spec = self.records.spec
         takes = self.takes
         proofs_wall_s = proofs_s(spec, takes) / self.lane_count
-        wanted_s = proofs_wall_s + takes.soak_s + minimising_s(spec, takes)
+        wanted_s = proofs_wall_s + takes.soak_s
+        if spec.confirm.minimise:
+            wanted_s += ABLATIONS * takes.ablation_s
         limit_s = BUDGET_SHARE_FOR_PROOF * (self.budget_s - self.used_s)
         return max(self.least_s, min(wanted_s, limit_s))
 

@@ -114,6 +114,21 @@ def test_a_gain_that_halves_is_lost_where_that_can_be_seen(pair_sd: float, least
     assert found[Lasting.STAYS] <= most
 
 
+@pytest.mark.parametrize("pair_sd", [0.005, 0.01, 0.02])
+@pytest.mark.parametrize(("share", "least", "most"), [(0.0, 30, 30), (0.25, 0, 9), (0.5, 0, 0)])
+def test_a_gain_that_shrinks_in_the_last_quarter_is_seen_by_what_was_before(
+    share: float, least: int, most: int, pair_sd: float
+) -> None:
+    """A drift is no noise of its own; one of a tenth of the gain passes in 19 of 20, and is not claimed."""
+
+    def drifts(steps: Floats, gain: float) -> Floats:
+        return gain * share * np.clip(4.0 * steps / STEPS - 3.0, 0.0, 1.0)
+
+    found = findings(0.05, pair_sd, drifts, cases=30)
+    assert least <= found[Lasting.STAYS] <= most
+    assert found[Lasting.SHRINKING] == (30 - found[Lasting.STAYS])
+
+
 def test_without_first_steps_and_with_processes_that_differ_nothing_is_settled_by_one_look() -> None:
     rng = np.random.default_rng(2)
     first = look(0.05, stays, 0.0, rng, STEP_SD)._replace(early=None)
