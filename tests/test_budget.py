@@ -100,7 +100,7 @@ def test_what_is_stored_is_read_back_and_holds_all_seconds(tmp_path: Path) -> No
     assert stored == to_store(costs)
     assert stored.total_s == pytest.approx(total_s(costs), abs=0.01)
     assert set(stored.tests) == {*BEFORE, "test_small"}
-    assert stored.count_limits == {"processes": 105, "compilations": 0, "studies": 4}
+    assert stored.count_limits == {"processes": 110, "compilations": 0, "studies": 4}
     assert read(tmp_path / "none.json") is None
 
 
