@@ -164,9 +164,9 @@ def show_recipe(
 
 def symptoms(as_json: options.Json = False) -> None:
     """Lists symptoms, and which settings to search for each."""
-    from autotune.settings.catalog import load_symptoms
+    from autotune.settings.catalog import Symptom, read_entries
 
-    entries = list(load_symptoms().values())
+    entries = list(read_entries("symptoms.toml", Symptom).values())
     if as_json:
         print_json(entries)
         return

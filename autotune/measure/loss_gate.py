@@ -47,7 +47,7 @@ from autotune.stats.loss_check import (
     compare_long_runs,
     compare_traces,
     first_steps,
-    is_float32,
+    formats_of,
     relative_difference,
     rounding_of,
     spacing_of,
@@ -338,7 +338,8 @@ def wrong_loss(message: str, *, phase: str) -> WorkerFailed:
 
 def _arithmetic(report: WorkerReport) -> str:
     """The format of matrix products: a GPU multiplies float32 as TF32 unless told otherwise."""
-    if is_float32(report.dtype) and report.platform != "cpu":
+    formats = {f.name for f in formats_of(report.dtype)}
+    if formats == {"float32"} and report.platform != "cpu":
         return "tensorfloat32"
     return report.dtype
 

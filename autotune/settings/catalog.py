@@ -348,9 +348,3 @@ def find_recipe(name: str) -> Recipe:
             f"{name!r}{close_matches(name, recipes)}"
         )
     return recipes[name]
-
-
-@functools.cache
-def load_symptoms() -> dict[str, Symptom]:
-    """Loads the symptoms by name."""
-    return read_entries("symptoms.toml", Symptom)

@@ -127,7 +127,9 @@ def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]
     def young(age: int) -> list[Floats]:
         return [(fresh <= age).astype(float) - (living <= age) for fresh, living in ages]
 
-    y = _centred(log_ratios)
+    ratios = _centred(log_ratios)
+    limit = LARGEST_ALONE * np.median(np.abs(ratios))
+    y = np.clip(ratios, -limit, limit)  # one pair that something else met is no change of age
     degrees = len(y) - len(log_ratios) - 1
     gain = 0.0
     best_age = 0
@@ -142,7 +144,7 @@ def settling(log_ratios: Sequence[Floats], ages: Sequence[npt.NDArray[np.int64]]
         if explained > gain:
             gain = explained
             best_age = age
-            best_cost = gain / size
+            best_cost = float(g @ ratios) / size**2
     sd = math.sqrt(max(float(y @ y) - gain**2, 1e-18) / max(1, degrees))
     if gain < student_quantile(2 * ALPHA_SETTLING / max(1, len(grid)), degrees) * sd:
         return Settling(0, list(log_ratios))
@@ -154,6 +156,8 @@ def _centred(groups: Sequence[Floats]) -> Floats:
     return np.concatenate([group - np.mean(group) for group in groups])
 
 
+# Times the typical deviation that a pair of blocks counts at most in finding a change of age.
+LARGEST_ALONE = 4.5
 SETTLED = 0.002  # Share by which the steps of a settled block are off at most, on average
 # How long blocks are not counted, over what they took to settle, found in so many parts of it.
 SETTLING_MARGIN = 1.5

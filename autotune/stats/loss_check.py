@@ -91,11 +91,6 @@ def spacing_of(dtype: str) -> float:
     return max(2.0**-f.mantissa for f in formats_of(dtype))
 
 
-def is_float32(dtype: str) -> bool:
-    """Whether a name stands for float32 and nothing else."""
-    return {f.name for f in formats_of(dtype)} == {"float32"}
-
-
 LOSS = "loss"
 GRAD_NORM = "gradient norm"
 

@@ -253,11 +253,6 @@ def allot(total: float, used: float, count: int) -> float:
     return max(0.0, total - used) / 2.0 / count
 
 
-def unseen_share(count: int) -> float:
-    """Largest share of slow processes of which so many show none in one case of twenty."""
-    return float(1.0 - 0.05 ** (1.0 / count))
-
-
 def alone_plan(most: int) -> ProofPlan:
     """Plan of the isolated runs of a proven set: whether it is faster at all."""
     return ProofPlan(base=max(most, FIRST_LOOK), error=ISOLATED_ERROR, least=ISOLATED_PAIRS)

@@ -10,9 +10,9 @@ from autotune.settings.catalog import (
     Catalog,
     Setting,
     Stage,
+    Symptom,
     Tier,
     load_catalog,
-    load_symptoms,
     older,
     read_entries,
     release_of,
@@ -140,5 +140,5 @@ def test_an_entry_that_does_not_fit_is_named_with_what_must_hold(tmp_path: Path,
 
 def test_symptoms_name_groups_that_can_be_searched() -> None:
     catalog = load_catalog()
-    for symptom in load_symptoms().values():
+    for symptom in read_entries("symptoms.toml", Symptom).values():
         assert {*symptom.groups} <= {*catalog.groups}, symptom.name

@@ -179,3 +179,16 @@ def test_the_age_at_which_processes_settle_is_found(slow: int, cost: float) -> N
 def test_where_processes_are_as_fast_from_the_start_nothing_is_left_out(noise: str) -> None:
     found = [settling(*a_a_run(noise, seed=seed, pairs=8)).steps for seed in range(60)]
     assert np.mean([steps > 0 for steps in found]) <= 0.05
+
+
+def test_one_pair_that_something_else_met_is_no_age_of_processes() -> None:
+    """Of a real program on two cores: its steps took 27 ms for half a block, and were 16 ms else."""
+    ratios = [
+        np.asarray([-0.082, -0.09, -0.116, -0.113, -0.086]),
+        np.asarray([-0.302, -0.063, -0.034, -0.045, 0.018]),
+        np.asarray([-0.084, -0.058, -0.101, 0.012, -0.026]),
+    ]
+    own = 34 * np.arange(1, 6) + 10
+    found = settling(ratios, [np.asarray([own, own + before]) for before in (0, 272, 442)])
+    assert found.steps == 0
+    assert read_aa_noise(found.log_ratios).process_sd < 0.03  # 0.158 as an age

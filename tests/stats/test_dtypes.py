@@ -6,7 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from autotune.stats.loss_check import FORMATS, LossSpread, StepLoss, compare_traces, is_float32, rounding_of, spacing_of
+from autotune.stats.loss_check import FORMATS, LossSpread, StepLoss, compare_traces, formats_of, rounding_of, spacing_of
 from tests.tables import toml_beside
 
 CASES = toml_beside(__file__)
@@ -43,7 +43,8 @@ def test_what_nobody_knows_is_refused_and_says_so(name: str) -> None:
 
 
 def test_float32_is_told_apart() -> None:
-    assert [n for n in ("float32", "fp32", "single", "bf16_bf16_f32", "tf32", "complex64") if is_float32(n)] == [
+    names = ("float32", "fp32", "single", "bf16_bf16_f32", "tf32", "complex64")
+    assert [n for n in names if {f.name for f in formats_of(n)} == {"float32"}] == [
         "float32",
         "fp32",
         "single",
